@@ -1,0 +1,1 @@
+"""dyn-relay: a proxy that keeps long LLM rollouts alive when their workers die."""

@@ -1,0 +1,1 @@
+"""Workers: who they are, how they are, who gets the next attempt."""

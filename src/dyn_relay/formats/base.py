@@ -1,0 +1,232 @@
+"""What a format is to the relay.
+
+A `Format` is one backend's wire format. For each logical request it opens an `Exchange`: a sans-IO object that holds
+the client's body, judges it, makes the body of every attempt, reads the answers of the engines, keeps the ledger of what
+was delivered, and renders what the client sees. The relay moves bytes and decides where attempts go; it never looks
+into a body. Times are passed in (seconds on a monotonic clock), random names too.
+
+One attempt goes like this::
+
+    outbound = exchange.dispatch(traits, rid, now)      # what to send to the chosen worker
+    reading  = exchange.head(status, headers)           # its answer's head: how to read the body
+    out      = exchange.feed(events, now)               # Reading.EVENTS: whole SSE events in, client bytes out
+    exchange.body(data, now)                            # Reading.WHOLE: the whole body, once it is complete
+    exchange.end                                        # not None once the engine has said its last word
+
+and when the attempt was cut before the engine's own last word, `exchange.complete(now)` tells whether the answer can be
+finished without another worker; if not, the next `dispatch` is a continuation.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+#: Lower-case names, in the order of the wire.
+Headers = list[tuple[bytes, bytes]]
+
+#: One server-sent event: (its bytes as received, the blank line included; its data, lines joined, `b""` for a comment).
+Event = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class NativeRequest:
+    """A client's request on one of the format's own paths, body complete."""
+
+    method: str
+    path: str
+    headers: Headers
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole HTTP answer."""
+
+    status: int
+    body: bytes
+    content_type: bytes = b"application/json"
+    headers: Headers = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """A request to a worker."""
+
+    method: str
+    path: str
+    body: bytes
+    content_type: bytes = b"application/json"
+
+
+class Rejected(Exception):
+    """The request is refused here, with the answer that the engine would give. No worker sees it."""
+
+    def __init__(self, reason: str, answer: Answer) -> None:
+        super().__init__(reason)
+        #: A bounded label: the name of the field or rule.
+        self.reason = reason
+        #: For a streaming client the body is the SSE body and the status 200, as the engine does it.
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """May the request be continued on another worker? `reason` is the name of the field that forbids it, else ""."""
+
+    reason: str = ""
+
+    @property
+    def migratable(self) -> bool:
+        """True if a cut attempt may be continued."""
+        return not self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a format has learnt about one worker from its info endpoints; None where the worker does not say."""
+
+    version: str | None = None
+    model: str | None = None
+    weight_version: str | None = None
+    #: Answers carry text (a tokenizer is loaded).
+    text: bool | None = None
+    #: Streams are incremental rather than cumulative.
+    incremental: bool | None = None
+    #: Server-side defaults merged under a request's own sampling parameters, as JSON values.
+    sampling_defaults: dict[str, object] | None = None
+    #: Longest prompt that the worker takes, in tokens.
+    max_input: int | None = None
+
+
+UNKNOWN = Traits()
+
+
+class Reading(enum.Enum):
+    """How the relay reads the body of an attempt's answer."""
+
+    EVENTS = "events"  #: server-sent events, each passed to `Exchange.feed` when whole
+    WHOLE = "whole"  #: collected (bounded) and passed to `Exchange.body` once complete: an error, or a short answer
+    OPAQUE = "opaque"  #: forwarded as it comes; the format takes no interest. Only if refused (not migratable)
+
+
+class End(enum.Enum):
+    """How an engine itself ended an attempt."""
+
+    FINISHED = "finished"  #: the answer is complete (also: a client's or operator's abort, relayed)
+    ABORTED = "aborted"  #: complete; somebody asked the engine to abort (status_code null)
+    REFUSED = "refused"  #: the engine's 4xx: the client's mistake. Relayed, never retried, no penalty
+    BUSY = "busy"  #: 503 queue full: nothing was generated; another worker may take it. No penalty
+    FAILED = "failed"  #: 5xx in any shape: the attempt failed, the worker says so itself
+    GARBAGE = "garbage"  #: what came is not the format's language; the connection must not be used again
+
+
+class CannotComplete(Exception):
+    """Nothing is left to generate but the answer's last part cannot be made here. `reason` is a bounded label."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Exchange(Protocol):
+    """One logical request, as its format sees it."""
+
+    #: The name the client knows the request by: its own rid, or the one it was given at `open`.
+    rid: str
+    #: The client asked for server-sent events.
+    streaming: bool
+    #: Tokens of the prompt; 0 where unknown.
+    prompt_tokens: int
+    #: Tokens delivered to the client (streams) or safely in the ledger (unary), over all attempts.
+    delivered: int
+    #: Of these, those of the current attempt.
+    attempt_tokens: int
+    #: `cached_tokens` of the first attempt, None until known.
+    cached_tokens: int | None
+    #: The engine's last word on the current attempt; None while there is none.
+    end: End | None
+    #: A line about `end` for logs: the engine's message.
+    detail: str
+
+    def admit(self, traits: Traits) -> Verdict:
+        """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
+
+    def fingerprint(self) -> bytes:
+        """The same for two requests that would do the same to an engine, whatever their rid."""
+
+    def compatible(self, traits: Traits) -> bool:
+        """May an attempt after the first go to a worker with these traits?"""
+
+    def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
+        """Begin the next attempt, under the name `rid`; the first gives the client's request, later ones continuations.
+
+        Attempt 0 is sent under the client's own rid if it gave one. Not to be called once `complete` has given bytes.
+        """
+
+    def stall_allowance(self) -> float:
+        """Seconds of silence that the current attempt's cadence explains, on top of the relay's own limit."""
+
+    def head(self, status: int, headers: Headers) -> Reading:
+        """The head of the current attempt's answer is there."""
+
+    def feed(self, events: Sequence[Event], now: float) -> bytes:
+        """Take whole events; return what the client's body gets (always `b""` for a unary client).
+
+        Sets `end` when the engine has said its last word. The events of an end other than FINISHED/ABORTED are held
+        back: see `last_words`. After `end` is set, further events are ignored.
+        """
+
+    def body(self, data: bytes, now: float) -> None:
+        """The whole body of a `Reading.WHOLE` answer. Sets `end`."""
+
+    def last_words(self) -> bytes:
+        """Streams: the engine's own held-back final events (REFUSED, BUSY, FAILED), for relaying them after all."""
+
+    def complete(self, now: float) -> bytes | None:
+        """After a cut: can the answer be finished without a worker (finish seen, budget spent, stop token delivered)?
+
+        Streams: the bytes that finish it. Unary: `b""`; `answer` then gives it. None: it needs a continuation.
+        Raises `CannotComplete`.
+        """
+
+    def answer(self, now: float) -> Answer:
+        """Unary: the whole answer to the client, after `end` or `complete`."""
+
+    def failure(self, status: int, reason: str, message: str, started: bool) -> Answer:
+        """The relay's own error, for unary clients and streams without a head yet. Says `delivered` and `started`."""
+
+    def failure_event(self, status: int, reason: str, message: str) -> bytes:
+        """The relay's own error inside a started stream: one SSE event, no terminator. Says `delivered`."""
+
+    def crossed_versions(self) -> bool:
+        """True if the answer's tokens come from more than one weight version."""
+
+
+class Format(Protocol):
+    """One backend's wire format."""
+
+    name: str
+    #: Paths whose requests get an exchange, without trailing slash; all others are bridged.
+    paths: frozenset[str]
+    #: Methods accepted on these paths.
+    methods: frozenset[str]
+    #: Endpoints that describe a worker, asked with GET when it joins and when it comes back.
+    info_paths: tuple[str, ...]
+
+    def open(self, request: NativeRequest, rid: str) -> Exchange:
+        """Begin a logical request; `rid` is used if the client named none. Raises `Rejected`."""
+
+    def traits(self, infos: dict[str, bytes]) -> Traits:
+        """Read a worker's answers to `info_paths`; paths that it did not answer with 200 are missing."""
+
+    def abort(self, rid: str) -> Outbound:
+        """The request that makes a worker drop the attempt `rid`."""
+
+    def abort_all(self) -> Outbound:
+        """The request that makes a worker drop everything."""
+
+    def duplicate(self, request: NativeRequest, rid: str) -> Answer:
+        """The answer to a request whose rid is still live."""

@@ -1,0 +1,1 @@
+"""SGLang's native HTTP format, as of 0.5.23."""

@@ -1,0 +1,1 @@
+"""HTTP/1.1 on the `Connection` seam. Knows nothing of engines."""

@@ -1,0 +1,1 @@
+"""The logical request: attempts, failures, budgets, and the bridge for everything else."""

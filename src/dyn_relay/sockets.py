@@ -1,0 +1,279 @@
+"""Real TCP behind the `Network` seam: non-blocking sockets under `trio.lowlevel`, TLS through trio's `SSLStream`."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from dyn_relay.net import (
+    RECEIVE_SIZE,
+    ConnectFailed,
+    Connection,
+    ConnectionBroken,
+    Ended,
+    Listener,
+    Transform,
+    relay_loop,
+)
+from dyn_relay.pump import Pump
+
+
+class SocketConnection:
+    """A connected non-blocking TCP socket."""
+
+    __slots__ = ("_closed", "_pump", "peer", "sock", "unsent")
+
+    def __init__(self, sock: socket.socket, pump: Pump, peer: str) -> None:
+        self.sock = sock
+        self.peer = peer
+        #: Taken by `send`, `offer` or the pump but not by the kernel yet.
+        self.unsent: bytes | memoryview = b""
+        self._pump = pump
+        self._closed = False
+
+    async def receive(self, max_bytes: int = RECEIVE_SIZE) -> bytes:
+        # Try first: the next request, or its body, is often already there, and a wait costs ten times the read.
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            if self._closed:
+                raise ConnectionBroken("the connection is closed")
+            try:
+                return self.sock.recv(max_bytes)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self.sock)
+            except OSError as exc:
+                raise ConnectionBroken(describe(exc)) from exc
+
+    async def send(self, data: bytes) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        self.unsent = b"".join((self.unsent, data)) if self.unsent else data
+        while self.unsent:
+            if self._closed:
+                raise ConnectionBroken("the connection is closed")
+            try:
+                self.flush()
+            except OSError as exc:
+                raise ConnectionBroken(describe(exc)) from exc
+            if self.unsent:
+                await trio.lowlevel.wait_writable(self.sock)
+
+    def offer(self, data: bytes) -> bool:
+        if self.unsent or self._closed:
+            return False
+        try:
+            sent = self.sock.send(data)
+        except (BlockingIOError, OSError):
+            return False
+        self.unsent = memoryview(data)[sent:] if sent < len(data) else b""
+        return True
+
+    def flush(self) -> None:
+        """Write what the kernel takes of `unsent` now. Raises `OSError` if the connection is broken."""
+        try:
+            sent = self.sock.send(self.unsent)
+        except BlockingIOError:
+            return
+        self.unsent = memoryview(self.unsent)[sent:] if sent < len(self.unsent) else b""
+
+    async def wait_closed(self) -> None:
+        if not self._closed:
+            await self._pump.watch(self)
+
+    def quiet(self) -> bool:
+        if self._closed:
+            return False
+        try:
+            self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def end_sending(self) -> None:
+        try:
+            self.sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            trio.lowlevel.notify_closing(self.sock)
+            self.sock.close()
+
+    def abort(self) -> None:
+        if not self._closed:
+            # Linger on with zero seconds: close() sends RST and drops what is unsent.
+            try:
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+            except OSError:
+                pass
+            self.close()
+
+
+class TLSConnection:
+    """A TLS client connection, over trio's `SSLStream`. Only ever a source: the proxy's own clients speak plain TCP."""
+
+    def __init__(self, stream: trio.SSLStream[trio.SocketStream], peer: str) -> None:
+        self.peer = peer
+        self._stream = stream
+        self._closed = False
+
+    async def receive(self, max_bytes: int = RECEIVE_SIZE) -> bytes:
+        try:
+            return bytes(await self._stream.receive_some(max_bytes))
+        except (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError) as exc:
+            raise ConnectionBroken(describe(exc)) from exc
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError, ssl.SSLError) as exc:
+            raise ConnectionBroken(describe(exc)) from exc
+        except trio.Cancelled:
+            # A TLS record may be half out: the stream cannot be used again.
+            self.abort()
+            raise
+
+    def offer(self, data: bytes) -> bool:
+        return False
+
+    async def wait_closed(self) -> None:
+        sock = self._stream.transport_stream.socket
+        while not self._closed:
+            await trio.lowlevel.wait_readable(sock)
+            if not await sock.recv(1, socket.MSG_PEEK):
+                return
+            await trio.sleep(0.5)
+
+    def quiet(self) -> bool:
+        if self._closed:
+            return False
+        # trio's socket refuses a blocking peek; the descriptor is non-blocking, so ask it directly.
+        probe = socket.socket(fileno=os.dup(self._stream.transport_stream.socket.fileno()))
+        try:
+            probe.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            probe.close()
+        return False
+
+    def end_sending(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._stream.transport_stream.socket.close()
+
+    def abort(self) -> None:
+        self.close()
+
+
+class SocketListener:
+    """A listening TCP socket."""
+
+    def __init__(self, sock: trio.socket.SocketType, pump: Pump) -> None:
+        self._sock = sock
+        self._pump = pump
+        self.host, self.port = sock.getsockname()[:2]
+
+    async def accept(self) -> Connection:
+        while True:
+            try:
+                accepted, address = await self._sock.accept()
+            except OSError as exc:
+                if exc.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    await trio.sleep(0.1)  # out of descriptors: let live requests end, keep listening
+                    continue
+                if exc.errno == errno.ECONNABORTED:
+                    continue
+                raise
+            return _adopt(accepted, self._pump, f"{address[0]}:{address[1]}")
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class SocketNetwork:
+    """Real TCP, with one pump for all its relays. Make one with `open_network`."""
+
+    def __init__(self, pump: Pump) -> None:
+        self._pump = pump
+
+    async def connect(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Connection:
+        peer = f"{host}:{port}"
+        try:
+            stream = await trio.open_tcp_stream(host, port)
+        except OSError as exc:
+            raise ConnectFailed(f"{peer}: {describe(exc)}") from exc
+        if tls is None:
+            return _adopt(stream.socket, self._pump, peer)
+        secure = trio.SSLStream(stream, tls, server_hostname=host, https_compatible=True)
+        try:
+            await secure.do_handshake()
+        except (trio.BrokenResourceError, ssl.SSLError) as exc:
+            stream.socket.close()
+            raise ConnectFailed(f"{peer}: TLS handshake failed: {describe(exc)}") from exc
+        except trio.Cancelled:
+            stream.socket.close()
+            raise
+        return TLSConnection(secure, peer)
+
+    async def listen(self, host: str, port: int) -> Listener:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = trio.socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            await sock.bind((host, port))
+            sock.listen(4096)
+        except BaseException:
+            sock.close()
+            raise
+        return SocketListener(sock, self._pump)
+
+    async def relay(self, source: Connection, sink: Connection, transform: Transform) -> Ended:
+        if isinstance(source, SocketConnection) and isinstance(sink, SocketConnection):
+            return await self._pump.relay(source, sink, transform)
+        return await relay_loop(source, sink, transform)
+
+
+@asynccontextmanager
+async def open_network() -> AsyncIterator[SocketNetwork]:
+    """The real network; its pump runs as long as the block does."""
+    pump = Pump()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(pump.run)
+        try:
+            yield SocketNetwork(pump)
+        finally:
+            nursery.cancel_scope.cancel()
+            pump.close()
+
+
+def describe(exc: BaseException) -> str:
+    """One line about an error, with the system's words for an errno."""
+    if isinstance(exc, OSError) and exc.errno:
+        return os.strerror(exc.errno)
+    cause = exc.__cause__
+    if isinstance(exc, trio.BrokenResourceError) and cause is not None:
+        return describe(cause)
+    return str(exc) or type(exc).__name__
+
+
+def _adopt(sock: trio.socket.SocketType, pump: Pump, peer: str) -> SocketConnection:
+    """Take a connected socket out of trio's wrapper: the pump does its own non-blocking calls."""
+    raw = socket.socket(fileno=sock.detach())
+    raw.setblocking(False)
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return SocketConnection(raw, pump, peer)
