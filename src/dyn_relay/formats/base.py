@@ -192,6 +192,12 @@ class Exchange(Protocol):
         Raises `CannotComplete`.
         """
 
+    def abort(self, now: float) -> bytes | None:
+        """Somebody aborted the request while no worker had it: end the answer as the engine would have.
+
+        Streams: the abort's event and the terminator. Unary: `b""`; `answer` then gives it. None: it cannot be made.
+        """
+
     def answer(self, now: float) -> Answer:
         """Unary: the whole answer to the client, after `end` or `complete`."""
 
