@@ -138,6 +138,8 @@ class Exchange(Protocol):
     rid: str
     #: The client asked for server-sent events.
     streaming: bool
+    #: What `admit` said; an answer may show later that no continuation can be exact, and then it changes.
+    verdict: Verdict
     #: Tokens of the prompt; 0 where unknown.
     prompt_tokens: int
     #: Tokens delivered to the client (streams) or safely in the ledger (unary), over all attempts.
