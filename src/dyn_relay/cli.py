@@ -1,0 +1,92 @@
+"""The command line. Its flags come from the table in `config.py`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import click
+
+from dyn_relay.config import CONFIG_ENV, OPTIONS, ConfigError, Loaded, Option, load, sections
+
+_MANY = {option.flag for option in OPTIONS if option.many}
+
+
+class _OptionsCommand(click.Command):
+    """A command with every option of the table: help by section, and `--worker-urls URL URL` as SMG's users type it."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        for section, options in sections().items():
+            with formatter.section(section):
+                formatter.write_dl([row for option in options if (row := rows.pop(option.name, None))])
+        with formatter.section("Other"):
+            formatter.write_dl([row for row in rows.values() if row])
+
+
+def spread(args: list[str]) -> list[str]:
+    """Repeat a flag that takes several values before each of them: `--worker-urls A B` -> `--worker-urls A --worker-urls B`."""
+    spelled: list[str] = []
+    many = ""
+    for arg in args:
+        if arg.startswith("-"):
+            many = arg if arg in _MANY else ""
+            if not many:
+                spelled.append(arg)
+        else:
+            spelled += [many, arg] if many else [arg]
+    return spelled
+
+
+def _flag(option: Option) -> click.Option:
+    default = option.show(option.default)
+    text = option.help + (f"  [{'|'.join(option.choices)}]" if option.choices else "")
+    text += f"  [{option.env}{f'; default: {default}' if default else ''}]"
+    if option.switch:
+        return click.Option([f"{option.flag}/--no-{option.flag[2:]}"], is_flag=True, default=None, help=text)
+    metavar = option.kind.metavar
+    return click.Option([option.flag], multiple=option.many, default=None, metavar=metavar, help=text)
+
+
+def _with_options(run: Callable[[Loaded], None], name: str, text: str) -> click.Command:
+    def callback(config: str | None, **flags: object) -> None:
+        given = {name: value for name, value in flags.items() if value not in (None, ())}
+        try:
+            loaded = load(given, os.environ, config)
+        except ConfigError as exc:
+            raise click.UsageError(str(exc)) from None
+        run(loaded)
+
+    file = click.Option(["--config"], metavar="FILE", default=None, help=f"A TOML file.  [{CONFIG_ENV}]")
+    return _OptionsCommand(name, callback=callback, params=[*map(_flag, OPTIONS), file], help=text)
+
+
+def _serve(loaded: Loaded) -> None:
+    import trio
+
+    from dyn_relay import app
+
+    raise SystemExit(trio.run(app.run, loaded.config))
+
+
+def _check(loaded: Loaded) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("option", "value", "from")
+    for option in OPTIONS:
+        table.add_row(option.name, option.show(getattr(loaded.config, option.name)), loaded.origins[option.name])
+    Console().print(table, markup=False)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dyn-relay", message="%(prog)s %(version)s")
+def main() -> None:
+    """A proxy in front of SGLang workers: generations outlive the worker that began them."""
+
+
+main.add_command(_with_options(_serve, "serve", "Serve until SIGTERM."))
+main.add_command(_with_options(_check, "check", "Print the effective configuration and where each value came from."))
