@@ -28,7 +28,7 @@ class _OptionsCommand(click.Command):
 
 
 def spread(args: list[str]) -> list[str]:
-    """Repeat a flag that takes several values before each of them: `--worker-urls A B` -> `--worker-urls A --worker-urls B`."""
+    """Repeat a flag that takes several values before each of them: `--worker-urls A B` becomes two flags."""
     spelled: list[str] = []
     many = ""
     for arg in args:

@@ -1,8 +1,10 @@
 """Every option of the proxy: one table, three sources (flag > environment > TOML file), one frozen value.
 
-The table is the `Config` class itself: each field carries its section, bounds and help. The command line, the environment
-names, the file's keys and `docs/configuration.md` are all derived from it (`python -m dyn_relay.config` prints the page).
+The table is the `Config` class itself: each field carries its section, bounds and help. The command line, the
+environment's names, the file's keys and `docs/configuration.md` (`python -m dyn_relay.config`) are derived from it.
 """
+
+# ruff: noqa: RUF009 - `_option` makes a dataclass field
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 SERVER, WORKERS, MIGRATION, HEALTH, LIMITS, KEYS, OBSERVE = (
     "Server",
@@ -35,10 +37,33 @@ class ConfigError(ValueError):
     """A value cannot be used. The message names the option, what is wrong, and where the value came from."""
 
 
+def _is_path(value: object) -> None:
+    if not str(value).startswith("/"):
+        raise ValueError("must begin with /")
+
+
+def _are_urls(value: object) -> None:
+    if not value:
+        return
+    from dyn_relay.http11.client import Origin  # late: `--help` needs no network code
+
+    for url in cast("tuple[str, ...]", value):
+        Origin.parse(url)
+
+
 def _option(
-    section: str, default: object, text: str, *, minimum: float | None = None, env: str = "", secret: bool = False
+    section: str,
+    default: object,
+    text: str,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    env: str = "",
+    secret: bool = False,
+    verify: Callable[[object], None] | None = None,
 ) -> Any:
-    rules = {"section": section, "help": text, "minimum": minimum, "env": env, "secret": secret}
+    rules: dict[str, object] = {"section": section, "help": text, "minimum": minimum, "maximum": maximum}
+    rules |= {"env": env, "secret": secret, "verify": verify}
     return dataclasses.field(default=default, repr=not secret, metadata=rules)
 
 
@@ -47,7 +72,9 @@ class Config:
     """The effective configuration. Raises `ConfigError` when a value is outside its bounds."""
 
     host: str = _option(SERVER, "127.0.0.1", "Address to listen on.")
-    port: int = _option(SERVER, 30000, "Port to listen on; 0 lets the system choose, and it is printed.", minimum=0)
+    port: int = _option(
+        SERVER, 30000, "Port to listen on; 0 lets the system choose, and it is printed.", minimum=0, maximum=65535
+    )
     keep_alive_timeout_secs: float = _option(
         SERVER, 90.0, "How long an idle client connection is kept open.", minimum=0
     )
@@ -65,6 +92,7 @@ class Config:
         WORKERS,
         (),
         "Engines to use from the start, e.g. http://10.0.0.1:30000. Several, separated by spaces or commas.",
+        verify=_are_urls,
     )
     policy: Policy = _option(WORKERS, "least_loaded", "Which worker gets the next attempt.")
     format: Literal["sglang"] = _option(WORKERS, "sglang", "The wire format that the workers speak.")
@@ -94,7 +122,7 @@ class Config:
         MIGRATION, 600.0, "How long a request that is suspected of killing workers is refused.", minimum=0
     )
 
-    health_check_endpoint: str = _option(HEALTH, "/health", "Path that a probe asks for with GET.")
+    health_check_endpoint: str = _option(HEALTH, "/health", "Path that a probe asks for with GET.", verify=_is_path)
     health_check_interval_secs: float = _option(HEALTH, 10.0, "Pause between two probes of a worker.", minimum=0.001)
     health_check_timeout_secs: float = _option(
         HEALTH, 25.0, "Time a probe may take. SGLang's own /health takes 1 s, and up to 20 s when busy.", minimum=0.001
@@ -144,7 +172,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of value: how it is called and read. `read` takes a string, or a TOML value, and raises `ValueError`."""
+    """A type of value: how it is called and read. `read` takes a string or a TOML value, and raises `TypeError` or `ValueError`."""
 
     word: str
     metavar: str
@@ -162,8 +190,10 @@ class Option:
     section: str
     help: str
     minimum: float | None
+    maximum: float | None
     env: str
     secret: bool
+    verify: Callable[[object], None] | None
 
     @property
     def flag(self) -> str:
@@ -184,23 +214,25 @@ class Option:
         """A value from the outside, as its type. Raises `ConfigError`."""
         try:
             value = self.kind.read(raw)
-        except ValueError:
+        except (TypeError, ValueError):
             raise self._error(f"must be {self.kind.word}", raw, source) from None
         self.check(value, source)
         return value
 
     def check(self, value: object, source: str) -> None:
         """Raise `ConfigError` unless `value`, of the right type, is within the option's bounds."""
-        if self.minimum is not None and isinstance(value, int | float) and not self.minimum <= value < math.inf:
-            raise self._error(f"must be at least {self.minimum:g}", value, source)
+        if isinstance(value, int | float):
+            if self.minimum is not None and not value >= self.minimum:
+                raise self._error(f"must be at least {self.minimum:g}", value, source)
+            if self.maximum is not None and not value <= self.maximum:
+                raise self._error(f"must be at most {self.maximum:g}", value, source)
         if self.choices and value not in self.choices:
             raise self._error("must be one of " + ", ".join(self.choices), value, source)
-        if self.name == "port" and isinstance(value, int) and value > 65535:
-            raise self._error("must be at most 65535", value, source)
-        if self.name == "health_check_endpoint" and not str(value).startswith("/"):
-            raise self._error("must begin with /", value, source)
-        if self.name == "worker_urls" and isinstance(value, tuple):
-            self._check_urls(value, source)
+        if self.verify is not None:
+            try:
+                self.verify(value)
+            except ValueError as exc:
+                raise self._error(str(exc), value, source) from None
 
     def show(self, value: object) -> str:
         """The value for people; a secret is never shown."""
@@ -210,20 +242,9 @@ class Option:
             return "***"
         if isinstance(value, tuple):
             return " ".join(value)
-        return (
-            str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
-        )
-
-    def _check_urls(self, urls: tuple[str, ...], source: str) -> None:
-        if not urls:
-            return
-        from dyn_relay.http11.client import Origin  # late: `--help` needs no network code
-
-        for url in urls:
-            try:
-                Origin.parse(url)
-            except ValueError as exc:
-                raise self._error(str(exc), url, source) from None
+        if isinstance(value, bool):
+            return str(value).lower()
+        return f"{value:g}" if isinstance(value, float) else str(value)
 
     def _error(self, problem: str, value: object, source: str) -> ConfigError:
         return ConfigError(f"{self.name}: {problem}{'' if self.secret else f', not {value!r}'} (from {source})")
@@ -231,13 +252,13 @@ class Option:
 
 def _read_text(raw: object) -> object:
     if not isinstance(raw, str):
-        raise ValueError
+        raise TypeError
     return raw
 
 
 def _read_int(raw: object) -> object:
     if isinstance(raw, bool) or not isinstance(raw, str | int):
-        raise ValueError
+        raise TypeError
     return int(raw)
 
 
@@ -325,7 +346,7 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], file: str | No
         origins[option.name] = source
         if source != "default":
             values[option.name] = option.read(raw, source)
-    return Loaded(Config(**typing.cast("dict[str, Any]", values)), origins)
+    return Loaded(Config(**cast("dict[str, Any]", values)), origins)
 
 
 def _read_file(path: str) -> dict[str, object]:
@@ -357,8 +378,8 @@ def reference() -> str:
         "",
         "<!-- Generated: python -m dyn_relay.config > docs/configuration.md -->",
         "",
-        "A flag wins over its environment variable, that over the TOML file named by `--config` (or `DYN_CONFIG`). The file's",
-        "keys are the names below, at the top level. An empty environment variable counts as unset. Times are seconds.",
+        "A flag wins over its environment variable, that over the TOML file named by `--config` (or `DYN_CONFIG`).",
+        "The file's keys are the names below, at the top level. An empty environment variable counts as unset. Times are seconds.",
         "`dyn-relay check` prints the effective value of each option and where it came from; keys are shown as `***`.",
         "Give keys by environment or file: flags can be read by every user of the machine.",
     ]
