@@ -1,0 +1,123 @@
+"""The processes of a campaign by kind: the proxy, mock workers, and stock SGLang engines on the CPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from dyn_chaos import processes
+from dyn_chaos.processes import Child
+
+#: The name that SGLang 0.5.23 gives its segment of shared memory; a killed engine leaves it behind.
+_SHARED_MEMORY = re.compile(r"^/dev/shm/sglang_loads_")
+_READY = re.compile(r"ready to roll")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A process that serves HTTP."""
+
+    url: str
+    child: Child
+
+    def kill(self) -> None:
+        """SIGKILL its group."""
+        self.child.kill()
+
+
+def script(name: str) -> str:
+    """A console script of this installation. Raises `FileNotFoundError`."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise FileNotFoundError(f"no {name} beside {sys.executable} or on the PATH")
+    return found
+
+
+async def listen(nursery: trio.Nursery, name: str, argv: Sequence[str], logs: Path) -> Server:
+    """Start a process that prints `listening on URL`."""
+    child = await Child.start(nursery, name, argv, log=logs / f"{name}.log", ready=processes.LISTENING)
+    return Server(child.ready, child)
+
+
+async def relay(
+    nursery: trio.Nursery, workers: Sequence[str], logs: Path, flags: Sequence[str] = (), name: str = "relay"
+) -> Server:
+    """`dyn-relay serve` before `workers`, its trace in `logs`/NAME.jsonl."""
+    trace = logs / f"{name}.jsonl"
+    trace.unlink(missing_ok=True)
+    argv = [script("dyn-relay"), "serve", "--worker-urls", *workers, "--port", "0", "--trace-file", str(trace), *flags]
+    return await listen(nursery, name, argv, logs)
+
+
+async def mock(nursery: trio.Nursery, name: str, logs: Path, flags: Sequence[str] = ()) -> Server:
+    """A `dyn-mock-worker`."""
+    return await listen(nursery, name, [script("dyn-mock-worker"), "--port", "0", *flags], logs)
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """Where a stock SGLang for the CPU is installed."""
+
+    python: Path
+    shim: Path
+    model: Path
+
+    async def start(self, nursery: trio.Nursery, port: int, logs: Path, flags: Sequence[str] = ()) -> StockServer:
+        """Start one engine in token mode and wait until it serves (20 to 40 s on two cores).
+
+        `--sleep-on-idle` is stock's own: without it an idle engine keeps one core busy.
+        """
+        argv = [
+            *(str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.model)),
+            *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
+            *("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"),
+            *("--disable-overlap-schedule", "--skip-tokenizer-init", "--sleep-on-idle"),
+            *("--max-total-tokens", "16384", "--mem-fraction-static", "0.1"),
+            *("--host", "127.0.0.1", "--port", str(port), *flags),
+        ]
+        env = {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            "PYTHONPATH": str(self.shim),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+        name = f"engine-{port}"
+        child = await Child.start(nursery, name, argv, log=logs / f"{name}.log", ready=_READY, env=env)
+        members = processes.group(child.pid)
+        return StockServer(
+            f"http://127.0.0.1:{port}",
+            child,
+            processes.member(child.pid, "sglang::scheduler"),
+            processes.member(child.pid, "sglang::detokenizer"),
+            frozenset(processes.mapped(members, _SHARED_MEMORY)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StockServer(Server):
+    """A stock SGLang engine: an HTTP process, a scheduler and a detokenizer, one process group."""
+
+    scheduler: int
+    detokenizer: int
+    shared_memory: frozenset[Path]
+
+    async def stop(self) -> None:
+        """SIGKILL the group, reap it, and remove what it would leave in shared memory."""
+        self.kill()
+        await self.child.wait()
+        for path in self.shared_memory:
+            path.unlink(missing_ok=True)
+
+    def signal_main(self, sig: signal.Signals) -> None:
+        """Signal the HTTP process alone."""
+        self.child.send(sig)

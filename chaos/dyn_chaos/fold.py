@@ -1,0 +1,120 @@
+"""From what a client read to one answer: find the stream's dialect, join its events, name its defects."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from dyn_chaos.history import Record
+
+#: `meta_info` lists with one entry an output token.
+PER_TOKEN = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+#: `meta_info` lists with one entry a prompt token; every event repeats them whole (SGLang 0.5.23).
+PER_PROMPT_TOKEN = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
+
+EITHER = "either"
+CUMULATIVE = "cumulative"
+INCREMENTAL = "incremental"
+BROKEN = "broken"
+
+
+class Incomplete(Exception):
+    """The record holds no complete answer; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A complete answer, unary or folded."""
+
+    ids: list[int]
+    #: The last event's `meta_info`, its `PER_TOKEN` lists joined over the stream.
+    meta: dict[str, Any]
+    #: All events as decoded; a unary answer is one event.
+    events: list[dict[str, Any]]
+    #: How `output_ids` and the first `PER_TOKEN` list stream: `CUMULATIVE`, `INCREMENTAL`, `EITHER` or `BROKEN`.
+    dialect: str
+    logprob_dialect: str
+    #: Contradictions inside the stream itself.
+    defects: list[str] = field(default_factory=list)
+
+    @property
+    def metas(self) -> list[dict[str, Any]]:
+        """Each event's own `meta_info`."""
+        return [event["meta_info"] for event in self.events]
+
+
+def answer(record: Record) -> Answer:
+    """Fold a record. Raises `Incomplete` if the client saw an error, a truncated answer, or something else than one."""
+    if record.error:
+        raise Incomplete(record.error)
+    if record.status != 200:
+        raise Incomplete(f"status {record.status}: {record.text[:200]}")
+    events = list(_decode(record))
+    for event in events:
+        if "error" in event:
+            raise Incomplete(f"error event: {event['error']}")
+        if not isinstance(event.get("meta_info"), dict) or not isinstance(event.get("output_ids"), list):
+            raise Incomplete(f"an event without meta_info or output_ids: {sorted(event)}")
+    if not events:
+        raise Incomplete("no event")
+    if record.streaming and not record.done:
+        raise Incomplete("no [DONE]")
+    if events[-1]["meta_info"].get("finish_reason") is None:
+        raise Incomplete("no finish_reason in the last event")
+    return _fold(events)
+
+
+def _decode(record: Record) -> Iterator[dict[str, Any]]:
+    for text in record.events if record.streaming else [record.text]:
+        try:
+            event = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise Incomplete(f"not JSON ({error}): {text[:80]!r}") from error
+        if not isinstance(event, dict):
+            raise Incomplete(f"not a JSON object: {text[:80]!r}")
+        yield event
+
+
+def _fold(events: list[dict[str, Any]]) -> Answer:
+    defects: list[str] = []
+    metas = [event["meta_info"] for event in events]
+    totals = [meta.get("completion_tokens", -1) for meta in metas]
+    ids, dialect = _join("output_ids", [event["output_ids"] for event in events], totals, defects)
+    meta = dict(metas[-1])
+    logprob_dialect = EITHER
+    for name in PER_TOKEN:
+        if name in meta:
+            meta[name], found = _join(name, [each.get(name) or [] for each in metas], totals, defects)
+            logprob_dialect = found if logprob_dialect == EITHER else logprob_dialect
+            if found not in (EITHER, logprob_dialect):
+                defects.append(f"{name} streams {found}, the other logprobs {logprob_dialect}")
+    return Answer(ids, meta, events, dialect, logprob_dialect, defects)
+
+
+def _join(name: str, parts: Sequence[list[Any]], totals: Sequence[int], defects: list[str]) -> tuple[list[Any], str]:
+    """Join one list over the events, by the only reading that agrees with the running `completion_tokens`."""
+    sums, running = [], 0
+    for part in parts:
+        running += len(part)
+        sums.append(running)
+    cumulative = [len(part) for part in parts] == list(totals)
+    incremental = sums == list(totals)
+    if cumulative:
+        for before, after in itertools.pairwise(parts):
+            if after[: len(before)] != before:
+                defects.append(f"{name}: an event takes back what was sent ({len(before)} entries)")
+                break
+        return list(parts[-1]), EITHER if incremental else CUMULATIVE
+    if not incremental:
+        lengths = [len(part) for part in parts]
+        defects.append(f"{name}: neither dialect; lengths {_brief(lengths)} under completion_tokens {_brief(totals)}")
+    return [entry for part in parts for entry in part], INCREMENTAL if incremental else BROKEN
+
+
+def _brief(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:6]))
+    return f"[{shown}, ... {numbers[-1]}]" if len(numbers) > 6 else f"[{shown}]"

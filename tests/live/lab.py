@@ -1,0 +1,81 @@
+"""The laboratory: stock engines that start when a case needs them, and what they answer when nobody disturbs them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from dyn_chaos import engines, history, load
+from dyn_chaos.engines import Server, Stock, StockServer
+from dyn_chaos.history import Record
+from dyn_chaos.load import Plan
+
+#: SGLang 0.5.23's flag for the dialect that is not the default one.
+DIALECTS: dict[str, tuple[str, ...]] = {"cumulative": (), "incremental": ("--incremental-streaming-output",)}
+
+
+@dataclass
+class Lab:
+    """Engines of one dialect, named by letters, and reference answers from the first of them."""
+
+    stock: Stock
+    logs: Path
+    dialect: str
+    nursery: trio.Nursery
+    _engines: dict[str, StockServer] = field(default_factory=dict)
+    _references: dict[str, Record] = field(default_factory=dict)
+
+    async def engines(self, letters: str) -> list[StockServer]:
+        """One idle engine with an empty cache for each letter; those not named are stopped. They start one by one."""
+        for letter in sorted(self._engines.keys() - set(letters)):
+            await self.discard(letter)
+        for letter in letters:
+            if letter not in self._engines:
+                self._engines[letter] = await self.stock.start(
+                    self.nursery, _free_port(), self.logs, DIALECTS[self.dialect]
+                )
+        running = [self._engines[letter] for letter in letters]
+        for engine in running:
+            await flush(engine.url)
+        return running
+
+    async def discard(self, letter: str) -> None:
+        """Stop an engine for good; the next case that names its letter gets a new one."""
+        await self._engines.pop(letter).stop()
+
+    async def references(self, plans: Sequence[Plan]) -> dict[str, Record]:
+        """What engine A says to each plan, asked directly, once a dialect. Leaves its cache empty."""
+        missing = [plan for plan in plans if plan.key not in self._references]
+        if missing:
+            engine = self._engines["a"]
+            self._references |= await load.send_all(engine.url, missing, at_once=4)
+            await flush(engine.url)
+            history.save(self.logs / f"references-{self.dialect}.jsonl", self._references.values())
+        return {plan.key: self._references[plan.key] for plan in plans}
+
+    async def relay(self, nursery: trio.Nursery, workers: Sequence[Server], case: str, flags: Sequence[str]) -> Server:
+        """The proxy before `workers`, its log and trace named after the case."""
+        return await engines.relay(
+            nursery, [worker.url for worker in workers], self.logs, flags, f"relay-{case}-{self.dialect}"
+        )
+
+    def trace(self, case: str) -> Path:
+        """The trace that the case's proxy wrote."""
+        return self.logs / f"relay-{case}-{self.dialect}.jsonl"
+
+
+async def flush(url: str) -> None:
+    """Empty an engine's prefix cache. The engine itself waits until it has no work, for half a minute at most."""
+    async with load.client() as http:
+        (await http.post(f"{url}/flush_cache", params={"timeout": 30})).raise_for_status()
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port

@@ -1,0 +1,279 @@
+"""Cases that qualify the proxy against stock SGLang 0.5.23, and the driver that runs them.
+
+Each case starts the engines it needs, sends a load through the proxy, does to an engine what the case is named after,
+and checks every answer against the same engine's uninterrupted one: token ids equal, logprobs within the tolerance that
+`baseline` measures without any proxy, counters and budgets exact, no error seen by a client.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import trio
+from lab import DIALECTS, Lab, flush
+from rich.console import Console
+
+from dyn_chaos import check, fold, history, load, report
+from dyn_chaos.campaigns.kill_worker import busiest, judge, strike_during
+from dyn_chaos.engines import Server, Stock, StockServer
+from dyn_chaos.history import Record
+from dyn_chaos.load import Plan, started
+from dyn_chaos.report import Outcome
+
+STREAMS = 16
+TOKENS = 256
+#: Every SSE stream of the load has begun; its unary ones were sent with it.
+BEGUN = STREAMS // 2
+PLANS = load.plans(STREAMS, TOKENS)
+
+#: Fast enough to see a silent engine within a case; probes often, so that a drained engine is noticed.
+SILENCE = ("--stall-timeout-secs", "8", "--health-check-timeout-secs", "4")
+PROBES = ("--health-check-interval-secs", "1", "--health-failure-threshold", "2")
+
+Strike = Callable[[StockServer], Awaitable[None]]
+
+
+async def baseline(lab: Lab, outcome: Outcome) -> None:
+    """No proxy: how far do two uninterrupted runs differ, and a run and its continuation made by hand?"""
+    _, b = await lab.engines("ab")
+    references = await lab.references(PLANS)
+    again = await load.send_all(b.url, PLANS)
+    outcome.findings += check.check_all(again, references)
+    outcome.facts["16 at once against 4 at once"] = _widest(again, references)
+    await flush(b.url)
+    for name, cold in (("cold", True), ("cached", False)):
+        widest, equal, count = 0.0, 0, 0
+        for reference in references.values():
+            whole = fold.answer(reference)
+            for cut in (1, 2, 50, 128, TOKENS - 1):
+                if cold:
+                    await flush(b.url)
+                rest = await _by_hand(b.url, reference, whole.ids, cut)
+                count += 1
+                equal += rest.ids == whole.ids[cut:]
+                if "output_token_logprobs" in whole.meta:
+                    mine, theirs = rest.meta["output_token_logprobs"], whole.meta["output_token_logprobs"][cut:]
+                    widest = max(widest, *(abs(m[0] - t[0]) for m, t in zip(mine, theirs, strict=True)))
+        outcome.facts[f"continuations, {name}"] = f"{equal}/{count} equal, logprobs within {widest:.1e}"
+        outcome.expect(equal == count, "tokens", f"{count - equal} continuations made by hand differ ({name})")
+        outcome.expect(widest <= check.TOLERANCE, "tolerance", f"{widest:.1e} ({name})")
+
+
+async def _by_hand(url: str, reference: Record, ids: list[int], cut: int) -> fold.Answer:
+    body = dict(reference.body)
+    body["input_ids"] = body["input_ids"] + ids[:cut]
+    body["sampling_params"] = {**body["sampling_params"], "max_new_tokens": TOKENS - cut}
+    body |= {"stream": False, "logprob_start_len": -1}
+    records = await load.send_all(url, [Plan("by-hand", body)])
+    return fold.answer(records["by-hand"])
+
+
+async def untouched(lab: Lab, outcome: Outcome) -> None:
+    """Through the proxy, nothing killed: answers are the engine's, and nothing was migrated."""
+    engines = await lab.engines("ab")
+    references = await lab.references(PLANS)
+    async with trio.open_nursery() as nursery:
+        relay = await lab.relay(nursery, engines, "untouched", ())
+        records = await load.send_all(relay.url, PLANS)
+        _keep(lab, "untouched", records)
+        await judge(relay.url, records, references, outcome, moved=False)
+        outcome.expect(outcome.facts["migrations"] == 0, "migrations", "nothing had failed")
+        nursery.cancel_scope.cancel()
+
+
+async def _death(
+    lab: Lab, outcome: Outcome, *, name: str, strike: Strike, flags: tuple[str, ...] = (), moved: bool = True
+) -> None:
+    """Engine B or A, whichever is busiest, is struck after half of the streams have begun."""
+    engines = await lab.engines("ab")
+    references = await lab.references(PLANS)
+    async with trio.open_nursery() as nursery:
+        relay = await lab.relay(nursery, engines, name, flags)
+        victim: list[StockServer] = []
+
+        async def strike_the_busiest() -> None:
+            chosen = await busiest(relay.url, engines)
+            victim.extend(engine for engine in engines if engine is chosen)
+            await strike(victim[0])
+
+        records = await strike_during(relay.url, PLANS, started(BEGUN), strike_the_busiest, outcome)
+        _keep(lab, name, records)
+        await judge(relay.url, records, references, outcome, moved)
+        _read_trace(lab, name, len(PLANS), outcome)
+        nursery.cancel_scope.cancel()
+    for engine in victim:
+        await lab.discard("ab"[engines.index(engine)])
+
+
+async def _kill_group(engine: StockServer) -> None:
+    engine.kill()
+
+
+async def _kill_scheduler(engine: StockServer) -> None:
+    os.kill(engine.scheduler, signal.SIGKILL)
+
+
+async def _kill_detokenizer(engine: StockServer) -> None:
+    os.kill(engine.detokenizer, signal.SIGKILL)
+
+
+async def _stop_scheduler(engine: StockServer) -> None:
+    os.kill(engine.scheduler, signal.SIGSTOP)
+
+
+async def drain(lab: Lab, outcome: Outcome) -> None:
+    """SIGTERM of one engine's HTTP process: its streams finish there, new requests go to the other one."""
+    engines = await lab.engines("ab")
+    references = await lab.references(PLANS)
+    async with trio.open_nursery() as nursery:
+        relay = await lab.relay(nursery, engines, "drain", PROBES)
+        late: dict[str, Record] = {}
+        draining: list[Server] = []
+
+        async def terminate_and_send_more() -> None:
+            draining.append(await busiest(relay.url, engines))
+            draining[0].child.send(signal.SIGTERM)
+            await _until_unhealthy(relay.url, draining[0].url)
+            late.update(await load.send_all(relay.url, [_renamed(plan) for plan in PLANS[:4]]))
+
+        records = await strike_during(relay.url, PLANS, started(BEGUN), terminate_and_send_more, outcome)
+        _keep(lab, "drain", records | late)
+        wanted = references | {f"late-{plan.key}": references[plan.key] for plan in PLANS[:4]}
+        await judge(relay.url, records | late, wanted, outcome, moved=False)
+        rows = _read_trace(lab, "drain", len(wanted), outcome)
+        elsewhere = [row for row in rows if row["attempts"][0]["worker"].rstrip("/") != draining[0].url]
+        outcome.facts["migrations while draining"] = outcome.facts.pop("migrations")
+        outcome.facts["rows not on the draining engine"] = len(elsewhere)
+        outcome.expect(len(elsewhere) >= 4, "drain", "a request that came after the drain began went to that engine")
+        nursery.cancel_scope.cancel()
+    await lab.discard("ab"[engines.index(draining[0])])  # type: ignore[arg-type]
+
+
+async def poison(lab: Lab, outcome: Outcome) -> None:
+    """One request with a token id outside the vocabulary, before four engines: at most two may die of it."""
+    engines = await lab.engines("abcd")
+    references = await lab.references(PLANS)
+    deadly = Plan("poison", {"input_ids": [5, 6, 5000], "sampling_params": {"temperature": 0, "max_new_tokens": 8}})
+    async with trio.open_nursery() as nursery:
+        relay = await lab.relay(nursery, engines, "poison", ())
+        answers: list[Record] = []
+
+        async def send_poison() -> None:
+            for _ in range(2):
+                answers.extend((await load.send_all(relay.url, [deadly])).values())
+
+        records = await strike_during(relay.url, PLANS, started(BEGUN), send_poison, outcome)
+        _keep(lab, "poison", records | {f"poison-{i}": answer for i, answer in enumerate(answers)})
+        await judge(relay.url, records, references, outcome)
+        await trio.sleep(8)  # an engine needs 5 s to die of its scheduler
+        dead = [letter for letter, engine in zip("abcd", engines, strict=True) if not engine.child.alive]
+        outcome.facts["engines dead"] = len(dead)
+        outcome.expect(1 <= len(dead) <= 2, "poison", f"{len(dead)} engines died")
+        for answer in answers:
+            said = f"{answer.status} after {answer.ended - answer.sent:.1f} s: {answer.text[:160]}"
+            outcome.expect(
+                answer.status == 502 and "suspected_poison" in answer.text, "poison", said, f"poison-{len(answers)}"
+            )
+        if len(answers) == 2:
+            again = answers[1].ended - answers[1].sent
+            outcome.facts["the retry's answer"] = f"{answers[1].status} in {again * 1e3:.0f} ms"
+            outcome.expect(again < 1, "poison", f"the retry took {again:.1f} s")
+        nursery.cancel_scope.cancel()
+    for letter in dead:
+        await lab.discard(letter)
+
+
+CASES: dict[str, Callable[[Lab, Outcome], Awaitable[None]]] = {
+    "baseline": baseline,
+    "untouched": untouched,
+    "stop-scheduler": partial(_death, name="stop-scheduler", strike=_stop_scheduler, flags=SILENCE),
+    "kill-detokenizer": partial(_death, name="kill-detokenizer", strike=_kill_detokenizer, flags=SILENCE),
+    "kill-scheduler": partial(_death, name="kill-scheduler", strike=_kill_scheduler),
+    "drain": drain,
+    "kill-group": partial(_death, name="kill-group", strike=_kill_group),
+    "poison": poison,
+}
+
+
+def _renamed(plan: Plan) -> Plan:
+    body = {**plan.body, "rid": f"late-{plan.body['rid']}"} if "rid" in plan.body else plan.body
+    return Plan(f"late-{plan.key}", body)
+
+
+async def _until_unhealthy(relay: str, url: str) -> None:
+    async with load.client() as http:
+        with trio.fail_after(30):
+            while True:
+                workers = (await http.get(f"{relay}/workers")).raise_for_status().json()["workers"]
+                if not all(each["is_healthy"] for each in workers if each["url"].rstrip("/") == url):
+                    return
+                await trio.sleep(0.1)
+
+
+def _keep(lab: Lab, name: str, records: dict[str, Record]) -> None:
+    history.save(lab.logs / f"history-{name}-{lab.dialect}.jsonl", records.values())
+
+
+def _read_trace(lab: Lab, name: str, requests: int, outcome: Outcome) -> list[dict[str, Any]]:
+    """One row a request, no more and no less; how many needed more than one attempt."""
+    rows = [json.loads(line) for line in lab.trace(name).read_text().splitlines()]
+    outcome.facts["moved"] = sum(len(row["attempts"]) > 1 for row in rows)
+    outcome.expect(len(rows) == requests, "trace", f"{len(rows)} rows for {requests} requests")
+    return rows
+
+
+def _widest(records: dict[str, Record], references: dict[str, Record]) -> float:
+    return max(check.widest_difference(fold.answer(records[key]), fold.answer(references[key])) for key in records)
+
+
+async def qualify(stock: Stock, home: Path, dialects: tuple[str, ...], names: tuple[str, ...]) -> list[Outcome]:
+    """Run the cases in order, dialect by dialect; a case that raises has failed."""
+    logs = home / "logs"
+    logs.mkdir(exist_ok=True)
+    outcomes: list[Outcome] = []
+    for dialect in dialects:
+        async with trio.open_nursery() as nursery:
+            lab = Lab(stock, logs, dialect, nursery)
+            for name in names:
+                outcome = Outcome(f"{name} ({dialect})")
+                began = trio.current_time()
+                try:
+                    await CASES[name](lab, outcome)
+                except Exception as error:
+                    outcome.expect(False, "crash", repr(error))
+                    await lab.engines("")
+                outcome.facts["took"] = f"{trio.current_time() - began:.0f} s"
+                outcomes.append(outcome)
+                report.show([outcome])
+                report.save(home / "report.json", outcomes)
+            await lab.engines("")
+            nursery.cancel_scope.cancel()
+    return outcomes
+
+
+@click.command()
+@click.option("--home", type=click.Path(path_type=Path, exists=True), required=True)
+@click.option("--dialect", "dialects", multiple=True, type=click.Choice(list(DIALECTS)), default=tuple(DIALECTS))
+@click.option("--list", "listing", is_flag=True, help="Name the cases and stop.")
+@click.argument("names", nargs=-1, type=click.Choice(list(CASES)))
+def main(home: Path, dialects: tuple[str, ...], listing: bool, names: tuple[str, ...]) -> None:
+    """Qualify the proxy against stock SGLang; exits with 1 if any check fails."""
+    if listing:
+        click.echo("\n".join(CASES))
+        return
+    stock = Stock(home / "venv/bin/python", Path(__file__).parent / "shim", home / "models/qwen3-fp32")
+    outcomes = trio.run(qualify, stock, home, dialects, names or tuple(CASES))
+    report.show(outcomes, Console(width=160))
+    sys.exit(not all(outcome.ok for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()

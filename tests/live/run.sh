@@ -1,0 +1,15 @@
+#!/bin/bash
+# Qualify the proxy against stock SGLang on this machine's CPU.
+# usage: run.sh [--dialect cumulative|incremental] [CASE ...]     (all by default; --list names them)
+#
+# The engine and the models are made once, in DYN_LIVE_HOME (default ${XDG_CACHE_HOME:-~/.cache}/dyn-relay-live), where
+# logs, histories and report.json are left too. PYTHON is the one with the proxy installed (default .venv/bin/python).
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+home=${DYN_LIVE_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/dyn-relay-live}
+python=${PYTHON:-$here/../../.venv/bin/python}
+mkdir -p "$home"
+bash "$here/install_sglang_cpu.sh" "$home/venv"
+PYTHONPATH=$here/shim PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 "$home/venv/bin/python" "$here/make_models.py" "$home/models" 2>/dev/null ||
+  { echo "make_models.py failed" >&2; exit 1; }
+exec "$python" "$here/qualify.py" --home "$home" "$@"
