@@ -16,6 +16,9 @@ import trio
 #: Bytes asked of one read. Large enough for a batch of token events, small enough to allocate on each wake-up.
 RECEIVE_SIZE = 65536
 
+#: Bytes asked of one read while a large body is coming in.
+LARGE_RECEIVE_SIZE = 262144
+
 
 class ConnectionBroken(Exception):
     """The peer reset the connection, or it was used after it broke."""
@@ -118,6 +121,7 @@ class Network(Protocol):
 async def relay_loop(source: Connection, sink: Connection, transform: Transform) -> Ended:
     """`Network.relay` for connections that the pump cannot wait for: TLS, in memory. Simple rather than fast."""
     ended = Ended.SINK_GONE
+    failure: Exception | None = None
 
     async def watch() -> None:
         await sink.wait_closed()
@@ -125,23 +129,30 @@ async def relay_loop(source: Connection, sink: Connection, transform: Transform)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
+        try:
+            ended = await _copy(source, sink, transform)
+        except Exception as exc:
+            failure = exc  # raised outside, where the nursery cannot wrap it into a group
+        nursery.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return ended
+
+
+async def _copy(source: Connection, sink: Connection, transform: Transform) -> Ended:
+    try:
+        await sink.send(b"")  # what an earlier, cancelled relay has left goes first
         while True:
             try:
                 data = await source.receive()
             except ConnectionBroken:
-                ended = Ended.SOURCE_BROKEN
-                break
+                return Ended.SOURCE_BROKEN
             if not data:
-                ended = Ended.EOF
-                break
+                return Ended.EOF
             out = transform.feed(data)
-            try:
-                # Also when there is nothing new: an earlier, cancelled relay may have left a rest.
-                await sink.send(out)
-            except ConnectionBroken:
-                break
+            # Also when there is nothing new: `offer` may have left a rest.
+            await sink.send(out)
             if transform.done:
-                ended = Ended.DONE
-                break
-        nursery.cancel_scope.cancel()
-    return ended
+                return Ended.DONE
+    except ConnectionBroken:
+        return Ended.SINK_GONE

@@ -1,0 +1,51 @@
+"""Where a worker is: scheme, host, port and base path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+_DEFAULT_PORTS = {False: 80, True: 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The base of a worker's URLs; `str(origin)` is the URL itself, without trailing slash or default port."""
+
+    host: str
+    port: int
+    tls: bool = False
+    #: "" or "/some/path", put before every request's path.
+    prefix: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Origin:
+        """Read `http://host[:port][/prefix]` or the same with https. Raises `ValueError` that names the problem."""
+        if any(not 0x20 < ord(character) < 0x7F for character in url):
+            raise ValueError(f"{url!r}: blanks, control characters and non-ASCII characters are not allowed")
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as exc:
+            raise ValueError(f"{url!r}: {exc}") from None
+        if parts.scheme not in ("http", "https"):
+            raise ValueError(f"{url!r}: the scheme must be http or https")
+        if not parts.hostname:
+            raise ValueError(f"{url!r}: the host is missing")
+        if "@" in parts.netloc:
+            raise ValueError(f"{url!r}: credentials do not belong into the URL")
+        if parts.query or parts.fragment or url.endswith(("?", "#")):
+            raise ValueError(f"{url!r}: a query or fragment does not belong into the URL")
+        if port == 0:
+            raise ValueError(f"{url!r}: port 0 cannot be connected to")
+        tls = parts.scheme == "https"
+        return cls(parts.hostname, _DEFAULT_PORTS[tls] if port is None else port, tls, parts.path.rstrip("/"))
+
+    @property
+    def authority(self) -> str:
+        """`host[:port]` as the Host header has it: an IPv6 address in brackets, a default port left out."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _DEFAULT_PORTS[self.tls] else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"

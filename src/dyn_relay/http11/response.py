@@ -1,0 +1,127 @@
+"""Reading one response. Sans-IO."""
+
+from __future__ import annotations
+
+import httptools
+
+from dyn_relay.http11.errors import BadResponse
+from dyn_relay.http11.headers import Headers, tokens
+
+#: Bytes of response heads (interim ones included) before we stop believing that it is one.
+MAX_HEAD = 262144
+
+
+class ResponseReader:
+    """The parse of one response: feed it what the connection gives, take the decoded body bytes it returns."""
+
+    __slots__ = (
+        "_body",
+        "_close_delimited",
+        "_head_bytes",
+        "_interim",
+        "_no_body",
+        "_parser",
+        "bytes_seen",
+        "complete",
+        "head_complete",
+        "headers",
+        "keep_alive",
+        "status",
+    )
+
+    def __init__(self, *, no_body: bool = False) -> None:
+        """`no_body`: the request was a HEAD, so that the head is all there is, whatever it announces."""
+        #: 0 until `head_complete`; interim (1xx) responses are skipped.
+        self.status = 0
+        self.headers: Headers = []
+        self.head_complete = False
+        #: The response has ended by its own framing.
+        self.complete = False
+        #: The connection may carry another request. Settled once `complete`.
+        self.keep_alive = False
+        #: The peer has sent something, be it a part of an interim response.
+        self.bytes_seen = False
+        self._body: list[bytes] = []
+        self._head_bytes = 0
+        self._interim = False
+        self._no_body = no_body
+        self._close_delimited = False
+        self._parser = httptools.HttpResponseParser(self)
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the bytes of one read; return the body bytes among them, decoded.
+
+        Raises `BadResponse`; the connection is then of no further use. Bytes after the end of the response are not
+        read: they make `keep_alive` False.
+        """
+        self.bytes_seen = True
+        if self.complete:
+            self.keep_alive = False
+            return b""
+        if not self.head_complete:
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise BadResponse("the peer switched protocols unasked") from None
+        except httptools.HttpParserError as exc:
+            if not self.complete:
+                context = exc.__context__
+                raise context if isinstance(context, BadResponse) else BadResponse(f"malformed: {exc}") from None
+            self.keep_alive = False
+        if not self.head_complete and self._head_bytes > MAX_HEAD:
+            raise BadResponse(f"the response head is larger than {MAX_HEAD} bytes")
+        body = self._body
+        if len(body) == 1:
+            return body.pop()
+        out = b"".join(body)
+        body.clear()
+        return out
+
+    def eof(self) -> bool:
+        """The peer closed. True if that completes the response (or it was complete), False if it was cut."""
+        if self._close_delimited and self.head_complete:
+            self.complete = True
+        self.keep_alive = False
+        return self.complete
+
+    def on_message_begin(self) -> None:
+        if self.complete:
+            self.keep_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.head_complete:
+            self.headers.append((name.lower(), value.strip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        if self.complete:
+            return
+        status = self._parser.get_status_code()
+        self._interim = 100 <= status < 200
+        if self._interim:
+            self.headers = []
+            return
+        if self._parser.get_http_version() not in ("1.1", "1.0"):
+            raise BadResponse("neither HTTP/1.1 nor HTTP/1.0")
+        codings = tokens(self.headers, b"transfer-encoding")
+        if codings not in ([], [b"chunked"]):
+            raise BadResponse("the only transfer coding understood is chunked")
+        self.status = status
+        self.head_complete = True
+        if self._no_body:
+            self._finish()
+            return
+        sized = any(name == b"content-length" for name, _ in self.headers)
+        self._close_delimited = not codings and not sized and status not in (204, 304)
+
+    def on_body(self, data: bytes) -> None:
+        if not self.complete:
+            self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        if not self._interim and not self.complete:
+            self._finish()
+
+    def _finish(self) -> None:
+        self.complete = True
+        self.keep_alive = self._parser.should_keep_alive()

@@ -1,0 +1,107 @@
+"""Server-sent events: cutting a byte stream at its event boundaries.
+
+A boundary is a blank line, nothing else: no text is ever searched for, so an event may hold `data: [DONE]`, escaped
+line ends or anything else in its payload. Lines end with LF or CRLF, freely mixed; a lone CR is an ordinary byte (no
+engine writes one as a line end, and a reader of raw JSON takes it as white space).
+"""
+
+from __future__ import annotations
+
+import re
+
+from dyn_relay.http11.errors import EventTooLarge
+
+#: The end of a block: the LF that ends its last line, then a blank line.
+_BOUNDARY = re.compile(rb"\n\r?\n")
+#: A block that is a blank line and nothing else. A byte order mark may stand before the first line of a stream.
+_BLANK = re.compile(rb"\r?\n")
+_BOM = b"\xef\xbb\xbf"
+_FIRST_BLANK = re.compile(rb"(?:\xef\xbb\xbf)?\r?\n")
+#: Bytes of a boundary that may already be there when the rest of it arrives.
+_OVERLAP = 2
+
+
+class Splitter:
+    """Cuts one stream into its events. Sans-IO; linear in the bytes fed, however they are fragmented."""
+
+    __slots__ = ("_buffer", "_first", "_max_event")
+
+    def __init__(self, max_event: int) -> None:
+        """`max_event`: the largest event that is let through, in bytes as received, its blank line included."""
+        self._buffer = bytearray()
+        self._first = True
+        self._max_event = max_event
+
+    @property
+    def pending(self) -> int:
+        """Bytes held that are not a whole event yet."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        """Take the bytes of one read; return the events that are whole now.
+
+        Each is (its bytes as received, blank line included; the payload of its data lines, joined with LF: `b""` for
+        a block of comments or other fields). The raw parts, joined, are the stream up to its last boundary.
+        Raises `EventTooLarge`, whether or not the event is whole yet; the splitter cannot be used after that.
+        """
+        # By far the most common read: one event of one data line, whole.
+        if (
+            not self._buffer
+            and data.startswith(b"data: ")
+            and data.find(b"\n") == len(data) - 2
+            and data.endswith(b"\n\n")
+            and b"\r" not in data
+            and len(data) <= self._max_event
+        ):
+            self._first = False
+            return [(data, data[6:-2])]
+        return self._split(data)
+
+    def _split(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        buffer = self._buffer
+        scan = max(0, len(buffer) - _OVERLAP)
+        buffer += data
+        events = []
+        start = 0
+        while (end := self._block_end(start, max(start, scan))) >= 0:
+            with memoryview(buffer) as view:
+                raw = bytes(view[start:end])
+            if len(raw) > self._max_event:
+                raise self._too_large()
+            events.append((raw, _payload(raw[3:] if self._first and raw.startswith(_BOM) else raw)))
+            self._first = False
+            start = end
+        if start:
+            del buffer[:start]
+        if len(buffer) > self._max_event:
+            raise self._too_large()
+        return events
+
+    def _block_end(self, start: int, scan: int) -> int:
+        """Where the block that begins at `start` ends; -1 if not yet. No boundary begins before `scan`."""
+        blank = (_FIRST_BLANK if self._first else _BLANK).match(self._buffer, start)
+        found = blank or _BOUNDARY.search(self._buffer, scan)
+        return found.end() if found else -1
+
+    def _too_large(self) -> EventTooLarge:
+        return EventTooLarge(f"a server-sent event is larger than {self._max_event} bytes")
+
+
+def _payload(raw: bytes) -> bytes:
+    """The data of one block."""
+    if raw.startswith(b"data:") and raw.find(b"\n") >= len(raw) - 3:
+        # One line, ended by one of LF LF, LF CRLF, CRLF LF, CRLF CRLF; no split into lines of what may be 128 MiB.
+        line = raw[: raw.index(b"\n")]
+        return _value(line[:-1] if line.endswith(b"\r") else line)
+    lines = (line[:-1] if line.endswith(b"\r") else line for line in raw.split(b"\n"))
+    return b"\n".join([_value(line) for line in lines if line.startswith(b"data:") or line == b"data"])
+
+
+def _value(line: bytes) -> bytes:
+    """What a data line carries: all after the colon and one blank."""
+    return line[6:] if line.startswith(b"data: ") else line[5:]
+
+
+def comment(text: bytes) -> bytes:
+    """A comment of one line as a block of its own, for keeping a silent stream alive."""
+    return b": %b\n\n" % text
