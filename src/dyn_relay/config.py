@@ -172,7 +172,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A type of value: how it is called and read. `read` takes a string or a TOML value, and raises `TypeError` or `ValueError`."""
+    """A type of value: its words, and its reader: takes a string or a TOML value, raises Type- or ValueError."""
 
     word: str
     metavar: str
@@ -379,7 +379,7 @@ def reference() -> str:
         "<!-- Generated: python -m dyn_relay.config > docs/configuration.md -->",
         "",
         "A flag wins over its environment variable, that over the TOML file named by `--config` (or `DYN_CONFIG`).",
-        "The file's keys are the names below, at the top level. An empty environment variable counts as unset. Times are seconds.",
+        "The file's keys are the names below, at the top level. Times are seconds.",
         "`dyn-relay check` prints the effective value of each option and where it came from; keys are shown as `***`.",
         "Give keys by environment or file: flags can be read by every user of the machine.",
     ]

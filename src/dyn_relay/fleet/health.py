@@ -1,0 +1,197 @@
+"""Probing one worker, for as long as it is in the fleet.
+
+One task a worker, so that at most one probe is in flight. SGLang 0.5.23's `/health` generates a token: it takes a
+second when idle, up to twenty when busy, and fails then although the engine is fine. So nothing here touches a live
+stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+import trio
+
+from dyn_relay.config import Config
+from dyn_relay.fleet.worker import Signal, State, Worker
+from dyn_relay.formats.base import Format, Headers
+from dyn_relay.http11.client import BadResponse, Origin, Pool, Response
+from dyn_relay.net import ConnectFailed, ConnectionBroken
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger("fleet")
+
+#: Longest pause while the next probe may change what the worker gets, in seconds.
+QUICK = 1.0
+#: An info endpoint answers from memory; SGLang serves it also while its scheduler is busy.
+INFO_TIMEOUT = 5.0
+#: A ready worker's infos are read again after so many good probes: weights are updated in place.
+REREAD = 6
+
+
+class Fetch(Protocol):
+    """`http11.client.fetch`, as far as it is used here."""
+
+    async def __call__(
+        self, pool: Pool, origin: Origin, method: str, path: str, *, headers: Headers, timeout: float
+    ) -> Response:
+        """Ask once. Raises `ConnectFailed`, `ConnectionBroken`, `BadResponse`, `trio.TooSlowError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What one probe saw."""
+
+    ok: bool
+    #: No connection could be made: the engine's process does not listen.
+    refused: bool = False
+    #: What was seen, for people.
+    cause: str = ""
+
+
+class Examiner:
+    """How workers are asked: with what, for how long, under which key."""
+
+    def __init__(self, config: Config, format: Format, pool: Pool, fetch: Fetch) -> None:
+        self.config = config
+        self._format = format
+        self._pool = pool
+        self._fetch = fetch
+        key = config.worker_api_key
+        self._headers: Headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
+
+    async def probe(self, worker: Worker) -> Probe:
+        """Ask the health endpoint once; any 2xx is well."""
+        answer = await self._get(worker, self.config.health_check_endpoint, self.config.health_check_timeout_secs)
+        if isinstance(answer, Probe):
+            return answer
+        return Probe(200 <= answer.status < 300, cause=f"{self.config.health_check_endpoint} gave {answer.status}")
+
+    async def learn(self, worker: Worker) -> None:
+        """Read the worker's info endpoints into its traits. One that has none stays usable, with unknown traits."""
+        infos: dict[str, bytes] = {}
+        for path in self._format.info_paths:
+            answer = await self._get(worker, path, INFO_TIMEOUT)
+            if isinstance(answer, Probe):
+                if answer.refused:
+                    return
+                log.warning("worker's info cannot be read", worker=worker.id, path=path, cause=answer.cause)
+            elif answer.status in (401, 403):
+                # Loud: without its traits, more requests than need be are served without protection.
+                log.error("worker refuses the key; see --worker-api-key", worker=worker.id, path=path)
+            elif answer.status == 200:
+                infos[path] = answer.body
+        try:
+            traits = self._format.traits(infos)
+        except Exception as exc:
+            # A worker's odd answer must not end its probing.
+            log.error("worker's infos make no sense", worker=worker.id, error=repr(exc))
+            return
+        if traits != worker.traits:
+            log.info("worker described", worker=worker.id, version=traits.version, weights=traits.weight_version)
+        worker.traits = traits
+        worker.learnt = True
+
+    async def _get(self, worker: Worker, path: str, timeout: float) -> Response | Probe:
+        try:
+            return await self._fetch(
+                self._pool, worker.origin, "GET", path, headers=list(self._headers), timeout=timeout
+            )
+        except ConnectFailed as exc:
+            return Probe(False, refused=True, cause=str(exc))
+        except trio.TooSlowError:
+            return Probe(False, cause=f"{path} took more than {timeout:g} s")
+        except (ConnectionBroken, BadResponse) as exc:
+            return Probe(False, cause=f"{path}: {exc}")
+
+
+class Watch:
+    """The probing of one worker. `changed` is called after each change of its state."""
+
+    def __init__(self, worker: Worker, examiner: Examiner, clock: Callable[[], float], changed: Callable[[], None]):
+        self.worker = worker
+        self._examiner = examiner
+        self._clock = clock
+        self._changed = changed
+        self._wake = trio.Event()
+        self._scope = trio.CancelScope()
+        self._asking = trio.lowlevel.ParkingLot()
+        self._begun = 0  # probes begun
+        self._last: tuple[int, Probe] = (0, Probe(False, cause="never probed"))
+        self._alarmed = False  # a request failed since the current probe began
+        self._until_reread = REREAD
+        self._ended = False
+
+    async def run(self) -> None:
+        """Probe until `stop`."""
+        try:
+            with self._scope:
+                await self._examiner.learn(self.worker)
+                while True:
+                    self._wake = trio.Event()
+                    await self._probe()
+                    with trio.move_on_after(self._pause()):
+                        await self._wake.wait()
+        finally:
+            self._ended = True
+            self._asking.unpark_all()
+
+    def stop(self) -> None:
+        """End the probing for good."""
+        self._scope.cancel()
+
+    def alarm(self) -> None:
+        """A request failed: probe at once, and do not let the probe in flight clear the worker."""
+        self._alarmed = True
+        self._wake.set()
+
+    async def ask(self) -> Probe:
+        """What a probe says that begins now or later. Not well if the probing ends meanwhile."""
+        wanted = self._begun + 1
+        self._wake.set()
+        while self._last[0] < wanted and not self._ended:
+            await self._asking.park()
+        number, probe = self._last
+        return probe if number >= wanted else Probe(False, cause="no longer probed")
+
+    async def _probe(self) -> None:
+        self._begun += 1
+        self._alarmed = False
+        probe = await self._examiner.probe(self.worker)
+        if probe.ok and self.worker.state is not State.READY and not self.worker.learnt:
+            # Before anybody is sent there: it may be a new process.
+            await self._examiner.learn(self.worker)
+        self._last = (self._begun, probe)
+        self._asking.unpark_all()
+        self._judge(probe)
+        await self._reread(probe)
+
+    def _judge(self, probe: Probe) -> None:
+        worker, config = self.worker, self._examiner.config
+        if probe.ok:
+            if self._alarmed:
+                return
+            worker.good_probes, worker.bad_probes = worker.good_probes + 1, 0
+            enough = worker.good_probes >= config.health_success_threshold
+            signal = Signal.RECOVERED if enough else Signal.PROBE_OK
+        else:
+            worker.good_probes, worker.bad_probes = 0, worker.bad_probes + 1
+            signal = Signal.PROBE_FAILED
+            if worker.bad_probes >= config.health_failure_threshold:
+                signal = Signal.GONE if probe.refused else Signal.UNHEALTHY
+        if worker.apply(signal, probe.cause, self._clock()):
+            self._changed()
+
+    async def _reread(self, probe: Probe) -> None:
+        self._until_reread -= probe.ok
+        if self._until_reread <= 0:
+            self._until_reread = REREAD
+            await self._examiner.learn(self.worker)
+
+    def _pause(self) -> float:
+        """Seconds to the next probe: quick while it is awaited, else the interval."""
+        worker, interval = self.worker, self._examiner.config.health_check_interval_secs
+        returning = worker.state in (State.UNREADY, State.DEAD) and worker.good_probes > 0
+        awaited = returning or worker.state in (State.STARTING, State.SUSPECT)
+        return min(interval, QUICK) if awaited else interval

@@ -1,0 +1,228 @@
+"""Requests that kill the engine that takes them, and how few engines to lose on them.
+
+Some valid-looking requests kill a stock engine (SGLang 0.5.23: a token id outside the vocabulary, for one), and a proxy
+that migrates them kills its fleet. When a worker dies, every attempt on it that has no token yet may be the culprit.
+Each of these requests becomes a *suspect* and is tried again alone: at most one suspect is *on probation* on a worker
+at a time, and one request at most once at a time in the fleet, until its first token clears it. So
+
+- a suspect whose worker dies during its probation did it: it is *convicted*, and refused for a while;
+- who was on that worker beside a suspect on probation is *innocent*: the suspect did it;
+- everybody else becomes a suspect.
+
+The relay needs four calls (1 may wait; nothing may be awaited between 1 and 2)::
+
+    worker = await fleet.choose(fingerprint, exclude, accept, proven=proven)   # 1; raises SuspectedPoison: answer 502
+    with fleet.lease(worker), fleet.trial(worker, fingerprint, proven=proven) as trial:   # 2
+        ...
+        trial.token()                                                     # 3: at the attempt's first token
+        ...
+        finding = trial.died()                                            # 4: its worker died before the first token
+
+`died` is about the worker, not the connection: after a cut, `(await fleet.ask(worker)).refused` tells whether it still
+listens. A finding other than CONVICTED lets the request go on, by calling `choose` again after the `with` block.
+
+`proven`: an earlier attempt of the request has given tokens. A request's name here is its fingerprint: equal for
+requests that would do the same to an engine, so that a client's own retries and the members of a group
+share their fate.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+
+import structlog
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger("poison")
+
+#: Entries kept; the oldest go first. A suspect's entry is only needed until its next attempt's first token.
+CAPACITY = 65536
+
+
+class SuspectedPoison(Exception):
+    """The request is refused: workers died under it."""
+
+
+class Finding(Enum):
+    """What a worker's death says about an attempt on it that had no token yet."""
+
+    INNOCENT = "innocent"  #: another suspect was on probation there, or the request has been proven before
+    SUSPECT = "suspect"  #: may be the culprit: it may be tried again, alone
+    CONVICTED = "convicted"  #: refuse it
+
+
+@dataclass(slots=True)
+class _Entry:
+    suspicion: int
+    convicted: bool
+    expires: float
+
+
+class PoisonRegister:
+    """What is held against which fingerprint. `attempts`: how many more workers may be risked on a suspect."""
+
+    def __init__(self, attempts: int, ttl: float, clock: Callable[[], float], capacity: int = CAPACITY) -> None:
+        self._attempts = attempts
+        self._ttl = ttl
+        self._clock = clock
+        self._capacity = capacity
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # the one that expires first is first
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def suspicion(self, fingerprint: bytes) -> int:
+        """Deaths held against it; 0 for an unblemished request."""
+        entry = self._entry(fingerprint)
+        return entry.suspicion if entry else 0
+
+    def convicted(self, fingerprint: bytes) -> bool:
+        """True if it is to be refused."""
+        entry = self._entry(fingerprint)
+        return entry is not None and entry.convicted
+
+    def suspect(self, fingerprint: bytes, *, alone: bool) -> bool:
+        """Hold a death against it; True if that convicts it.
+
+        `alone`: it was on probation, so the death is another one. Otherwise all its attempts that were on the same
+        dead worker count as one.
+        """
+        before = self.suspicion(fingerprint)
+        entry = _Entry(before + 1 if alone else max(before, 1), self.convicted(fingerprint), self._clock() + self._ttl)
+        entry.convicted |= entry.suspicion > self._attempts
+        self._entries[fingerprint] = entry
+        self._entries.move_to_end(fingerprint)
+        if len(self._entries) > self._capacity:
+            self._entries.popitem(last=False)
+        return entry.convicted
+
+    def clear(self, fingerprint: bytes) -> bool:
+        """Drop what is held against a suspect; True if anything was. A conviction stands: some kill the second time."""
+        entry = self._entry(fingerprint)
+        if entry is None or entry.convicted:
+            return False
+        del self._entries[fingerprint]
+        return True
+
+    def _entry(self, fingerprint: bytes) -> _Entry | None:
+        entries = self._entries
+        if not entries:  # the usual case, on every request's path
+            return None
+        now = self._clock()
+        while entries and next(iter(entries.values())).expires <= now:
+            entries.popitem(last=False)
+        return entries.get(fingerprint)
+
+
+class Probation:
+    """Who is tried where: the attempts without a token on each worker, and the one suspect among them."""
+
+    def __init__(self, register: PoisonRegister, changed: Callable[[], None], event: Callable[[str], None]) -> None:
+        self.register = register
+        #: Called when a suspect that waits may be able to go on.
+        self._changed = changed
+        #: Told "suspect", "convicted", "cleared" or "innocent".
+        self._event = event
+        self._tokenless: dict[str, set[Trial]] = {}
+        self._on_worker: dict[str, Trial] = {}
+        self._on_trial: set[bytes] = set()
+
+    def may_begin(self, fingerprint: bytes, worker: str) -> bool:
+        """May a suspect be tried on this worker now?"""
+        return worker not in self._on_worker and fingerprint not in self._on_trial
+
+    def trial(self, worker: str, fingerprint: bytes, *, proven: bool = False) -> Trial:
+        """An attempt's place in this. `proven`: an earlier attempt of the request gave tokens."""
+        return Trial(self, worker, fingerprint, proven)
+
+    def begin(self, trial: Trial) -> None:
+        """Take note of an attempt. Raises `RuntimeError` if a suspect goes where it may not."""
+        if trial.proven:
+            return
+        trial.suspect = self.register.suspicion(trial.fingerprint) > 0
+        if trial.suspect and not self.may_begin(trial.fingerprint, trial.worker):
+            raise RuntimeError("a suspect must not share: nothing may be awaited between choose() and trial()")
+        others = self._tokenless.setdefault(trial.worker, set())
+        others.add(trial)
+        if trial.suspect:
+            self._on_worker[trial.worker] = trial
+            self._on_trial.add(trial.fingerprint)
+            for other in others - {trial}:
+                other.beside = trial
+        else:
+            trial.beside = self._on_worker.get(trial.worker)
+
+    def pass_(self, trial: Trial) -> None:
+        """Its first token is there: it is no poison."""
+        if trial.proven:
+            return
+        trial.proven = True
+        self.end(trial)
+        if self.register.clear(trial.fingerprint):
+            self._event("cleared")
+            self._changed()
+        for other in self._tokenless.get(trial.worker, ()):
+            if other.beside is trial:
+                other.beside = None  # if the worker dies now, it was not this one
+
+    def death(self, trial: Trial) -> Finding:
+        """The rule at the top of this file."""
+        if trial.proven or (trial.beside is not None and not trial.suspect):
+            finding = Finding.INNOCENT
+        elif self.register.suspect(trial.fingerprint, alone=trial.suspect):
+            finding = Finding.CONVICTED
+        else:
+            finding = Finding.SUSPECT
+        self._event(finding.value)
+        if finding is Finding.CONVICTED:
+            log.error("request convicted of killing workers", worker=trial.worker, fingerprint=trial.fingerprint.hex())
+        return finding
+
+    def end(self, trial: Trial) -> None:
+        """The attempt is over, or has passed."""
+        tokenless = self._tokenless.get(trial.worker)
+        if tokenless is not None:
+            tokenless.discard(trial)
+            if not tokenless:
+                del self._tokenless[trial.worker]
+        if self._on_worker.get(trial.worker) is trial:
+            del self._on_worker[trial.worker]
+            self._on_trial.discard(trial.fingerprint)
+            self._changed()
+
+
+class Trial:
+    """One attempt's part in `Probation`; a context manager around the attempt."""
+
+    __slots__ = ("_probation", "beside", "fingerprint", "proven", "suspect", "worker")
+
+    def __init__(self, probation: Probation, worker: str, fingerprint: bytes, proven: bool) -> None:
+        self._probation = probation
+        self.worker = worker
+        self.fingerprint = fingerprint
+        #: Cannot be poison: a token came, in this attempt or before.
+        self.proven = proven
+        #: On probation.
+        self.suspect = False
+        #: The suspect that is, or was until it ended without a token, on probation beside it.
+        self.beside: Trial | None = None
+
+    def __enter__(self) -> Trial:
+        self._probation.begin(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._probation.end(self)
+
+    def token(self) -> None:
+        """The attempt's first token is there. Further calls do nothing."""
+        self._probation.pass_(self)
+
+    def died(self) -> Finding:
+        """The attempt's worker died. To be called once, inside the `with` block."""
+        return self._probation.death(self)

@@ -1,0 +1,113 @@
+"""One engine, as the fleet sees it, and the table of its states.
+
+Two kinds of evidence move a worker. *Probes* are asked by us and may lie both ways: a busy engine fails them, a dead
+scheduler can pass them. *Passive* signals come from requests. So a failed probe alone is soft: it takes thresholds, and
+it only keeps new requests away. A failed request is hard: the worker is left out at once, until a probe says otherwise
+or a short time has passed. Neither touches a live stream; only the stream's own silence or end does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import structlog
+
+from dyn_relay.formats.base import UNKNOWN, Traits
+from dyn_relay.http11.client import Origin
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger("fleet")
+
+
+class State(StrEnum):
+    """How a worker is."""
+
+    STARTING = "starting"  #: joined; no good probe yet. It may take an hour to load
+    READY = "ready"
+    UNREADY = "unready"  #: it answers, but fails its probes: new requests avoid it
+    SUSPECT = "suspect"  #: it has just failed a request: left out until a probe, or a short time, clears it
+    DEAD = "dead"  #: nothing listens there any more
+    DRAINING = "draining"  #: leaving: live requests end, no new ones
+
+
+class Signal(StrEnum):
+    """What can move it."""
+
+    PROBE_OK = "a probe succeeded"
+    RECOVERED = "enough probes succeeded"
+    PROBE_FAILED = "a probe failed"
+    UNHEALTHY = "too many probes failed"
+    GONE = "too many probes could not connect"
+    FAILED = "a request failed"
+    WORKED = "a request succeeded"
+    PAROLE = "left out long enough"
+    DRAIN = "asked to leave"
+    REJOIN = "added again"
+
+
+#: (state, signal) -> next state. What is not listed changes nothing.
+TRANSITIONS: dict[tuple[State, Signal], State] = {
+    (State.STARTING, Signal.PROBE_OK): State.READY,
+    (State.STARTING, Signal.RECOVERED): State.READY,
+    (State.STARTING, Signal.WORKED): State.READY,
+    (State.READY, Signal.UNHEALTHY): State.UNREADY,
+    (State.READY, Signal.GONE): State.DEAD,
+    (State.READY, Signal.FAILED): State.SUSPECT,
+    (State.SUSPECT, Signal.PROBE_OK): State.READY,
+    (State.SUSPECT, Signal.RECOVERED): State.READY,
+    (State.SUSPECT, Signal.WORKED): State.READY,
+    (State.SUSPECT, Signal.PAROLE): State.READY,
+    (State.SUSPECT, Signal.UNHEALTHY): State.UNREADY,
+    (State.SUSPECT, Signal.GONE): State.DEAD,
+    (State.UNREADY, Signal.RECOVERED): State.READY,
+    (State.UNREADY, Signal.GONE): State.DEAD,
+    (State.DEAD, Signal.RECOVERED): State.READY,
+    (State.DEAD, Signal.UNHEALTHY): State.UNREADY,
+    (State.DRAINING, Signal.REJOIN): State.STARTING,
+    **{(state, Signal.DRAIN): State.DRAINING for state in State if state is not State.DRAINING},
+}
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """An engine and what is known of it. Times are seconds of the fleet's clock."""
+
+    #: Short and stable, unique within this process, in the order of joining: "w1".
+    id: str
+    number: int
+    origin: Origin
+    since: float
+    state: State = State.STARTING
+    #: Why it is in this state, for people.
+    cause: str = "joined"
+    traits: Traits = UNKNOWN
+    #: Its traits were read since it last may have been restarted.
+    learnt: bool = False
+    #: Live attempts (leases).
+    in_flight: int = 0
+    #: Attempts that ended well, and those that it failed.
+    served: int = 0
+    failures: int = 0
+    #: Probes in a row; a failed request begins a bad row.
+    good_probes: int = 0
+    bad_probes: int = 0
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return str(self.origin)
+
+    def apply(self, signal: Signal, cause: str, now: float) -> bool:
+        """Move by the table; True if the state changed. `cause` says what was seen."""
+        state = TRANSITIONS.get((self.state, signal))
+        if state is None:
+            return False
+        was, self.state, self.since = self.state, state, now
+        self.cause = f"{signal}: {cause}" if cause else str(signal)
+        if state in (State.SUSPECT, State.DEAD, State.STARTING):
+            self.learnt = False  # what comes back may be a new process with other weights
+        if state is State.SUSPECT:
+            self.good_probes, self.bad_probes = 0, 1
+        write = log.warning if state in (State.SUSPECT, State.UNREADY, State.DEAD) else log.info
+        write("worker is " + state, worker=self.id, url=self.url, was=str(was), cause=self.cause)
+        return True
