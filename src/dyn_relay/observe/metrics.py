@@ -1,0 +1,148 @@
+"""What the proxy counts, for Prometheus; every name begins with `dyn_relay_`.
+
+Labels are bounded: each family knows its values, or at most `MAX_VALUES` of them, and folds the rest into "other". An
+increment is cheap enough for once a request or attempt; per token event only `Histogram.observe` (0.3 us) is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import prometheus_client
+import trio
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+#: Distinct values of one label; engines and clients must not be able to grow the page.
+MAX_VALUES = 64
+OTHER = "other"
+CONTENT_TYPE = prometheus_client.CONTENT_TYPE_PLAIN_0_0_4
+
+#: (worker id, state, live attempts)
+WorkerSample = tuple[str, str, int]
+
+_TTFT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_INTER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 120.0)
+
+
+class Histogram(Collector):
+    """Counts by upper bound. Plain integers: one thread writes, and the library's own costs ten times as much."""
+
+    def __init__(self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+        registry.register(self)
+
+    def observe(self, value: float) -> None:
+        """Count one value, in the histogram's unit."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        total = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
+            total += count
+            buckets.append((bound, total))
+        family = HistogramMetricFamily(self._name, self._text)
+        family.add_metric([], buckets, sum_value=self._sum)
+        yield family
+
+
+class Labelled:
+    """A counter family with one or two labels. `family("a", "b").inc()`; children are found by one dict lookup."""
+
+    def __init__(self, counter: prometheus_client.Counter) -> None:
+        self._counter = counter
+        self._children: dict[tuple[str, ...], prometheus_client.Counter] = {}
+        self._values: set[str] = set()
+
+    def __call__(self, *values: str) -> prometheus_client.Counter:
+        """The counter for these label values."""
+        child = self._children.get(values)
+        if child is None:
+            bounded = tuple(map(self._bounded, values))
+            child = self._counter.labels(*bounded)
+            if bounded == values:  # else an endless supply of odd values would fill the dict
+                self._children[values] = child
+        return child
+
+    def _bounded(self, value: str) -> str:
+        if value in self._values or len(self._values) < MAX_VALUES:
+            self._values.add(value)
+            return value
+        return OTHER
+
+
+class Metrics(Collector):
+    """All of them, in a registry of their own."""
+
+    def __init__(self) -> None:
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = CollectorRegistry()
+        self._fleet: Callable[[], Iterable[WorkerSample]] = tuple
+
+        def gauge(name: str, text: str) -> prometheus_client.Gauge:
+            return prometheus_client.Gauge(f"dyn_relay_{name}", text, registry=registry)
+
+        def counter(name: str, text: str) -> prometheus_client.Counter:
+            return prometheus_client.Counter(f"dyn_relay_{name}", text, registry=registry)
+
+        def labelled(name: str, text: str, *labels: str) -> Labelled:
+            return Labelled(prometheus_client.Counter(f"dyn_relay_{name}", text, labels, registry=registry))
+
+        self.requests_in_flight = gauge("requests_in_flight", "Logical requests being served.")
+        self.attempts_in_flight = gauge("attempts_in_flight", "Attempts at workers.")
+        self.loop_lag_seconds = gauge("loop_lag_seconds", "How late the event loop ran, at worst, in the last 15 s.")
+        self.requests_total = labelled("requests", "Logical requests that ended.", "outcome")
+        self.attempts_total = labelled("attempts", "Attempts that ended.", "outcome")
+        self.migrations_total = labelled("migrations", "Requests continued on another worker.", "reason")
+        self.refusals_total = labelled("refusals", "Requests served without protection.", "reason")
+        self.poison_total = labelled("poison", "Steps in finding requests that kill workers.", "event")
+        self.http_requests_total = labelled("http_requests", "HTTP requests answered.", "route", "status_class")
+        self.tokens_delivered_total = counter("tokens_delivered", "Tokens delivered to clients.")
+        self.tokens_saved_total = counter("tokens_saved", "Tokens that a migration did not generate again.")
+        self.cached_tokens_total = counter("cached_tokens", "Prompt tokens found in a cache, by first attempts.")
+        self.ttft_seconds = Histogram(registry, "dyn_relay_ttft_seconds", "Time to the first token.", _TTFT)
+        self.inter_token_seconds = Histogram(
+            registry, "dyn_relay_inter_token_seconds", "Time between two token events.", _INTER_TOKEN
+        )
+        prometheus_client.ProcessCollector(registry=registry)
+        registry.register(self)
+
+    def watch_fleet(self, samples: Callable[[], Iterable[WorkerSample]]) -> None:
+        """Ask `samples` for the workers at each scrape; nothing is counted in between."""
+        self._fleet = samples
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry: the workers."""
+        state = GaugeMetricFamily("dyn_relay_worker_state", "1 for the worker's state.", labels=["worker", "state"])
+        load = GaugeMetricFamily("dyn_relay_worker_in_flight", "Live attempts.", labels=["worker"])
+        for worker, is_, in_flight in self._fleet():
+            state.add_metric([worker, is_], 1)
+            load.add_metric([worker], in_flight)
+        yield state
+        yield load
+
+    def render(self) -> bytes:
+        """The page, as text of `CONTENT_TYPE`."""
+        return prometheus_client.generate_latest(self.registry)
+
+
+async def watch_loop_lag(metrics: Metrics, interval: float = 0.5, window: int = 30) -> None:
+    """Measure, every `interval` seconds, how late a timer fires; show the worst of the last `window` times.
+
+    A busy loop is the proxy's own outage, and no probe of a worker shows it.
+    """
+    lags: deque[float] = deque(maxlen=window)
+    while True:
+        due = trio.current_time() + interval
+        await trio.sleep_until(due)
+        lags.append(max(0.0, trio.current_time() - due))
+        metrics.loop_lag_seconds.set(max(lags))
