@@ -1,0 +1,135 @@
+"""Measure proxies against each other: `python bench/run.py --peers dyn-relay,sglang-router --workloads A,B --reps 3`.
+
+The proxy runs on core 0, mock worker and load generator on core 1. In each repetition all peers take their turn, so
+that noise meets them alike; ratios are taken within a repetition. Every token of every answer is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import procs
+from peers import PEERS, Peer
+from procs import LOAD_CORE, PROXY_CORE, Cost, core_busy_ms, cost
+from report import Sample, table
+from workloads import Workload, select
+
+
+def measure(peer: Peer, workload: Workload, rep: int) -> Sample:
+    """One repetition, with a new worker and a new proxy."""
+    worker_port, port = procs.free_ports(2)
+    name = f"{workload.name}-{peer.name}"
+    with (
+        procs.running(procs.worker_command(worker_port, list(workload.worker)), LOAD_CORE, f"{name}-worker") as worker,
+        procs.running(peer.command(port, [worker_port]), PROXY_CORE, name) as proxy,
+    ):
+        procs.wait_until_serving(port)
+        procs.load(port, *workload.warm)
+        idle = cost(proxy)
+        peak = idle
+
+        def sample() -> None:
+            nonlocal peak
+            peak = max(peak, cost(proxy), key=lambda seen: seen.rss)
+
+        begin, worker_begin = cost(proxy), cost(worker)
+        busy_begin = core_busy_ms(PROXY_CORE) + core_busy_ms(LOAD_CORE)
+        started = time.monotonic()
+        result = procs.load(port, workload.body, workload.load, sample)
+        seconds = time.monotonic() - started
+        busy = core_busy_ms(PROXY_CORE) + core_busy_ms(LOAD_CORE) - busy_begin
+        end, worker_end = cost(proxy), cost(worker)
+        ours = end.run_ms - begin.run_ms + worker_end.run_ms - worker_begin.run_ms + result.cpu_ms
+    report = result.report
+    answers = max(report["ok"], 1)
+    return {
+        "peer": peer.name,
+        "workload": workload.name,
+        "rep": rep,
+        "cpu_ms": (end.run_ms - begin.run_ms) / answers,
+        "user_ms": (end.user_ms - begin.user_ms) / answers,
+        "system_ms": (end.system_ms - begin.system_ms) / answers,
+        "worker_cpu_ms": (worker_end.run_ms - worker_begin.run_ms) / answers,
+        "proxy_busy": (end.run_ms - begin.run_ms) / seconds / 1000,
+        # A fixed number of requests over a fixed time says nothing about speed.
+        "rps": None if workload.requests else report["rps"],
+        "p50_ms": _ms(report, "p50"),
+        "p99_ms": _ms(report, "p99"),
+        "delay_p50_us": _delay(report, "p50"),
+        "delay_p99_us": _delay(report, "p99"),
+        "idle_rss_mb": idle.rss / 1e6,
+        "peak_rss_mb": peak.rss / 1e6,
+        "kb_per_stream": _kb_per_stream(workload, idle, peak),
+        "other_load": max(0.0, (busy - ours) / seconds / 20),
+        "load": report,
+    }
+
+
+def _ms(report: Sample, rank: str) -> float | None:
+    return report["latency_us"][rank] / 1000 if report["latency_us"] else None
+
+
+def _delay(report: Sample, rank: str) -> float | None:
+    return report["delay_us"][rank] if report["delay_us"] else None
+
+
+def _kb_per_stream(workload: Workload, idle: Cost, peak: Cost) -> float | None:
+    # With few streams the growth is the allocator's, not theirs.
+    return (peak.rss - idle.rss) / workload.conns / 1000 if workload.conns >= 1000 else None
+
+
+def line(sample: Sample) -> str:
+    """One repetition, for the eye."""
+    text = f"{sample['workload']:8} {sample['peer']:14} rep {sample['rep']}: {sample['cpu_ms']:8.3f} ms CPU/request"
+    text += f", core {sample['proxy_busy']:4.0%}, p50 {sample['p50_ms'] or 0:.2f} ms, other {sample['other_load']:.0f}%"
+    if sample["rps"]:
+        text += f", {sample['rps']:.0f} requests/s"
+    if sample["kb_per_stream"]:
+        text += f", {sample['kb_per_stream']:.1f} kB a stream"
+    if sample["load"]["errors"]:
+        text += f"  ERRORS {sample['load']['errors']} {sample['load']['first_error']}"
+    return text
+
+
+def main() -> None:
+    """Measure, print the tables, write all samples as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", default="dyn-relay,sglang-router,relay", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--workloads", default="A,B,B-paced,C,C-paced,D", help="see workloads.py; `B+` is all of B")
+    parser.add_argument("--reps", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="where the samples go (default: results/TIME.json)")
+    options = parser.parse_args()
+    unknown = set(options.peers.split(",")) - PEERS.keys()
+    if unknown:
+        parser.error(f"no peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    peers = [PEERS[name] for name in options.peers.split(",")]
+    workloads = select(options.workloads)
+    now = datetime.now(UTC)
+    path = options.json or procs.HERE / "results" / f"{now:%Y%m%d-%H%M%S}.json"
+
+    samples: list[Sample] = []
+    for workload in workloads:
+        for rep in range(options.reps):
+            for peer in peers:
+                samples.append(measure(peer, workload, rep))
+                print(line(samples[-1]), file=sys.stderr, flush=True)
+    machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    print(f"{now:%Y-%m-%d %H:%M} UTC, {machine}; medians of {options.reps} (lowest-highest), **x** to sglang-router\n")
+    for workload in workloads:
+        print(f"**{workload.name}**: {workload.what}\n\n{table(samples, workload.name)}\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"time": now.isoformat(), "machine": machine, "samples": samples}, indent=1))
+    print(f"samples: {path}", file=sys.stderr)
+    if any(sample["load"]["errors"] for sample in samples):
+        raise SystemExit("some answers were wrong or missing")
+
+
+if __name__ == "__main__":
+    main()
