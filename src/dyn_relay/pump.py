@@ -5,7 +5,8 @@ descriptor (epoll descriptors can themselves be waited for) and serves each read
 send. The request's task sleeps meanwhile and gets its pair of connections back when there is something to decide:
 the end, a cut, a client that left, an error, or because the transform asks.
 
-Fairness: a wake-up serves at most `BATCH` ready sockets with one read each, then yields to trio.
+Fairness: a wake-up serves at most `BATCH` ready sockets with one read each, then yields to trio; fewer while the reads
+are large. epoll moves what it reported to the end of its queue, so the others come first next time.
 """
 
 from __future__ import annotations
@@ -17,12 +18,20 @@ from typing import Protocol
 import outcome
 import trio
 
-from dyn_relay.net import RECEIVE_SIZE, Ended, Transform
+from dyn_relay.net import LARGE_RECEIVE_SIZE, RECEIVE_SIZE, Ended, Transform
 
 BATCH = 256
+#: After a wake-up that read more bytes than this, the next one serves `SMALL_BATCH` sockets.
+BATCH_BYTES = 1 << 20
+SMALL_BATCH = 8
 
 _IN = select.EPOLLIN
-_OUT = select.EPOLLOUT
+#: A source whose sink does not take. epoll reports a hang-up or error whatever it was asked for, and level-triggered it
+#: would do so without pause: this way it does so once, and again when the source is armed.
+_PAUSED = select.EPOLLONESHOT
+#: A sink that takes, and one that does not.
+_WATCHED = select.EPOLLRDHUP
+_BLOCKED = select.EPOLLOUT | select.EPOLLRDHUP
 #: The peer has closed its side, whether or not unread bytes (a pipelined request) stand before the end.
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
@@ -38,20 +47,31 @@ class Pumped(Protocol):
 
 
 class _Pair:
-    """One relay in progress; `source` and `transform` are None for a mere watch of the sink."""
+    """One relay in progress."""
 
-    __slots__ = ("recv", "sink", "sink_fd", "source", "source_fd", "task", "transform")
+    __slots__ = ("paused", "recv", "sink", "sink_fd", "size", "source_fd", "task", "transform")
 
-    def __init__(self, sink: Pumped, source: Pumped | None, transform: Transform | None) -> None:
+    def __init__(self, source: Pumped, sink: Pumped, transform: Transform) -> None:
         self.task = trio.lowlevel.current_task()
         self.sink = sink
         self.sink_fd = sink.sock.fileno()
-        self.source = source
+        self.source_fd = source.sock.fileno()
+        self.recv = source.sock.recv
         self.transform = transform
-        self.source_fd = -1
-        if source is not None:
-            self.source_fd = source.sock.fileno()
-            self.recv = source.sock.recv
+        #: The source is not read: the sink has to take what is unsent first.
+        self.paused = bool(sink.unsent)
+        #: Bytes to ask of the next read.
+        self.size = RECEIVE_SIZE
+
+
+class _Watch:
+    """A wait for the end of one connection."""
+
+    __slots__ = ("sink_fd", "task")
+
+    def __init__(self, fd: int) -> None:
+        self.task = trio.lowlevel.current_task()
+        self.sink_fd = fd
 
 
 class Pump:
@@ -59,7 +79,8 @@ class Pump:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._pairs: dict[int, _Pair] = {}
+        self._pairs: dict[int, _Pair | _Watch] = {}
+        self._batch = BATCH
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -74,23 +95,28 @@ class Pump:
 
     async def relay(self, source: Pumped, sink: Pumped, transform: Transform) -> Ended:
         """See `Network.relay`."""
-        pair = _Pair(sink, source, transform)
-        blocked = bool(sink.unsent)
-        self._register(pair.sink_fd, pair, _OUT | select.EPOLLRDHUP if blocked else select.EPOLLRDHUP)
+        pair = _Pair(source, sink, transform)
+        self._register(pair.sink_fd, pair, _BLOCKED if pair.paused else _WATCHED)
         try:
-            self._register(pair.source_fd, pair, 0 if blocked else _IN)
+            self._register(pair.source_fd, pair, _PAUSED if pair.paused else _IN)
         except BaseException:
             self._unregister(pair.sink_fd)
             raise
         return await self._sleep(pair)
 
-    async def watch(self, sink: Pumped) -> None:
-        """Return when the sink's peer has closed."""
-        pair = _Pair(sink, None, None)
-        self._register(pair.sink_fd, pair, select.EPOLLRDHUP)
-        await self._sleep(pair)
+    async def watch(self, fd: int) -> None:
+        """Return when the peer of this socket has closed or reset its side, whatever is still to be read."""
+        watch = _Watch(fd)
+        self._register(fd, watch, _WATCHED)
+        await self._sleep(watch)
 
-    async def _sleep(self, pair: _Pair) -> Ended:
+    def closing(self, fd: int) -> None:
+        """This descriptor is about to be closed by us: whoever relays it gets told, since epoll will not."""
+        pair = self._pairs.get(fd)
+        if pair is not None:
+            self._wake(pair, outcome.Value(Ended.SINK_GONE if fd == pair.sink_fd else Ended.SOURCE_BROKEN))
+
+    async def _sleep(self, pair: _Pair | _Watch) -> Ended:
         def abort(_: object) -> trio.lowlevel.Abort:
             self._release(pair)
             return trio.lowlevel.Abort.SUCCEEDED
@@ -98,7 +124,7 @@ class Pump:
         ended: Ended = await trio.lowlevel.wait_task_rescheduled(abort)
         return ended
 
-    def _register(self, fd: int, pair: _Pair, events: int) -> None:
+    def _register(self, fd: int, pair: _Pair | _Watch, events: int) -> None:
         if fd in self._pairs:
             raise trio.BusyResourceError("this connection is already being relayed")
         self._epoll.register(fd, events)
@@ -106,61 +132,71 @@ class Pump:
 
     def _unregister(self, fd: int) -> None:
         del self._pairs[fd]
-        try:
-            self._epoll.unregister(fd)
-        except OSError:
-            pass  # closed meanwhile: the kernel has already forgotten it
+        self._epoll.unregister(fd)
 
-    def _release(self, pair: _Pair) -> None:
+    def _release(self, pair: _Pair | _Watch) -> None:
         self._unregister(pair.sink_fd)
-        if pair.source is not None:
+        if isinstance(pair, _Pair):
             self._unregister(pair.source_fd)
 
-    def _wake(self, pair: _Pair, result: outcome.Outcome[Ended]) -> None:
+    def _wake(self, pair: _Pair | _Watch, result: outcome.Outcome[Ended]) -> None:
         self._release(pair)
         trio.lowlevel.reschedule(pair.task, result)
 
     def _serve(self) -> None:
         pairs = self._pairs
-        for fd, events in self._epoll.poll(0, BATCH):
+        served = 0
+        for fd, events in self._epoll.poll(0, self._batch):
             pair = pairs.get(fd)
             if pair is None:
                 continue  # its pair ended earlier in this batch
-            if fd == pair.source_fd:
-                self._source_ready(pair)
-            elif events & _GONE:
+            if fd == pair.sink_fd and events & _GONE:
                 self._wake(pair, outcome.Value(Ended.SINK_GONE))
-            else:
+            elif isinstance(pair, _Watch):
+                continue
+            elif fd == pair.sink_fd:
                 self._sink_ready(pair)
+            else:
+                served += self._source_ready(pair)
+        self._batch = BATCH if served < BATCH_BYTES else SMALL_BATCH
 
-    def _source_ready(self, pair: _Pair) -> None:
-        transform, sink = pair.transform, pair.sink
-        assert transform is not None
+    def _source_ready(self, pair: _Pair) -> int:
+        """One read and what follows from it; gives the number of bytes read."""
+        if pair.paused:
+            return 0  # it hung up or broke; what it has sent before can wait, and then this shows again
         try:
-            data = pair.recv(RECEIVE_SIZE)
+            data = pair.recv(pair.size)
         except BlockingIOError:
-            return
+            return 0
         except OSError:
             self._wake(pair, outcome.Value(Ended.SOURCE_BROKEN))
-            return
+            return 0
         if not data:
             self._wake(pair, outcome.Value(Ended.EOF))
-            return
+            return 0
+        pair.size = LARGE_RECEIVE_SIZE if len(data) >= RECEIVE_SIZE else RECEIVE_SIZE
+        self._forward(pair, data)
+        return len(data)
+
+    def _forward(self, pair: _Pair, data: bytes) -> None:
+        transform, sink = pair.transform, pair.sink
         try:
             out = transform.feed(data)
         except Exception as exc:
             self._wake(pair, outcome.Error(exc))
             return
         if out:
-            sink.unsent = out
+            # Something is unsent here only if `offer` has left a rest.
+            sink.unsent = b"".join((sink.unsent, out)) if sink.unsent else out
             try:
                 sink.flush()
             except OSError:
                 self._wake(pair, outcome.Value(Ended.SINK_GONE))
                 return
             if sink.unsent:
-                self._epoll.modify(pair.source_fd, 0)
-                self._epoll.modify(pair.sink_fd, _OUT | select.EPOLLRDHUP)
+                pair.paused = True
+                self._epoll.modify(pair.source_fd, _PAUSED)
+                self._epoll.modify(pair.sink_fd, _BLOCKED)
                 return
         if transform.done:
             self._wake(pair, outcome.Value(Ended.DONE))
@@ -173,8 +209,9 @@ class Pump:
             return
         if pair.sink.unsent:
             return
-        if pair.transform is not None and pair.transform.done:
+        if pair.transform.done:
             self._wake(pair, outcome.Value(Ended.DONE))
             return
-        self._epoll.modify(pair.sink_fd, select.EPOLLRDHUP)
+        pair.paused = False
+        self._epoll.modify(pair.sink_fd, _WATCHED)
         self._epoll.modify(pair.source_fd, _IN)

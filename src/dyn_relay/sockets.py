@@ -6,7 +6,8 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import trio
@@ -22,6 +23,9 @@ from dyn_relay.net import (
     relay_loop,
 )
 from dyn_relay.pump import Pump
+
+#: `struct linger`: on, zero seconds. close() then sends RST and drops what is unsent.
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class SocketConnection:
@@ -46,13 +50,14 @@ class SocketConnection:
             try:
                 return self.sock.recv(max_bytes)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(self.sock)
+                await _until(trio.lowlevel.wait_readable, self.sock)
             except OSError as exc:
                 raise ConnectionBroken(describe(exc)) from exc
 
     async def send(self, data: bytes) -> None:
-        await trio.lowlevel.checkpoint_if_cancelled()
+        # First of all, so that a cancellation finds the data in its place.
         self.unsent = b"".join((self.unsent, data)) if self.unsent else data
+        await trio.lowlevel.checkpoint_if_cancelled()
         while self.unsent:
             if self._closed:
                 raise ConnectionBroken("the connection is closed")
@@ -61,14 +66,14 @@ class SocketConnection:
             except OSError as exc:
                 raise ConnectionBroken(describe(exc)) from exc
             if self.unsent:
-                await trio.lowlevel.wait_writable(self.sock)
+                await _until(trio.lowlevel.wait_writable, self.sock)
 
     def offer(self, data: bytes) -> bool:
         if self.unsent or self._closed:
             return False
         try:
             sent = self.sock.send(data)
-        except (BlockingIOError, OSError):
+        except OSError:
             return False
         self.unsent = memoryview(data)[sent:] if sent < len(data) else b""
         return True
@@ -83,7 +88,7 @@ class SocketConnection:
 
     async def wait_closed(self) -> None:
         if not self._closed:
-            await self._pump.watch(self)
+            await self._pump.watch(self.sock.fileno())
 
     def quiet(self) -> bool:
         if self._closed:
@@ -102,17 +107,22 @@ class SocketConnection:
         except OSError:
             pass
 
+    @property
+    def closed(self) -> bool:
+        """We have closed it."""
+        return self._closed
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._pump.closing(self.sock.fileno())
             trio.lowlevel.notify_closing(self.sock)
             self.sock.close()
 
     def abort(self) -> None:
         if not self._closed:
-            # Linger on with zero seconds: close() sends RST and drops what is unsent.
             try:
-                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             except OSError:
                 pass
             self.close()
@@ -121,9 +131,11 @@ class SocketConnection:
 class TLSConnection:
     """A TLS client connection, over trio's `SSLStream`. Only ever a source: the proxy's own clients speak plain TCP."""
 
-    def __init__(self, stream: trio.SSLStream[trio.SocketStream], peer: str) -> None:
+    def __init__(self, stream: trio.SSLStream[trio.SocketStream], pump: Pump, peer: str) -> None:
         self.peer = peer
         self._stream = stream
+        self._sock = stream.transport_stream.socket
+        self._pump = pump
         self._closed = False
 
     async def receive(self, max_bytes: int = RECEIVE_SIZE) -> bytes:
@@ -146,18 +158,14 @@ class TLSConnection:
         return False
 
     async def wait_closed(self) -> None:
-        sock = self._stream.transport_stream.socket
-        while not self._closed:
-            await trio.lowlevel.wait_readable(sock)
-            if not await sock.recv(1, socket.MSG_PEEK):
-                return
-            await trio.sleep(0.5)
+        if not self._closed:
+            await self._pump.watch(self._sock.fileno())
 
     def quiet(self) -> bool:
-        if self._closed:
+        if self._closed or self._stream.pending():
             return False
         # trio's socket refuses a blocking peek; the descriptor is non-blocking, so ask it directly.
-        probe = socket.socket(fileno=os.dup(self._stream.transport_stream.socket.fileno()))
+        probe = socket.socket(fileno=os.dup(self._sock.fileno()))
         try:
             probe.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -174,10 +182,16 @@ class TLSConnection:
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._stream.transport_stream.socket.close()
+            self._pump.closing(self._sock.fileno())
+            self._sock.close()
 
     def abort(self) -> None:
-        self.close()
+        if not self._closed:
+            try:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            except OSError:
+                pass
+            self.close()
 
 
 class SocketListener:
@@ -198,6 +212,8 @@ class SocketListener:
                     continue
                 if exc.errno == errno.ECONNABORTED:
                     continue
+                if exc.errno == errno.EBADF:
+                    raise trio.ClosedResourceError("the listener is closed") from None
                 raise
             return _adopt(accepted, self._pump, f"{address[0]}:{address[1]}")
 
@@ -214,21 +230,21 @@ class SocketNetwork:
     async def connect(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Connection:
         peer = f"{host}:{port}"
         try:
-            stream = await trio.open_tcp_stream(host, port)
+            sock = await _dial(host, port)
         except OSError as exc:
             raise ConnectFailed(f"{peer}: {describe(exc)}") from exc
         if tls is None:
-            return _adopt(stream.socket, self._pump, peer)
-        secure = trio.SSLStream(stream, tls, server_hostname=host, https_compatible=True)
+            return _adopt(sock, self._pump, peer)
+        secure = trio.SSLStream(trio.SocketStream(sock), tls, server_hostname=host, https_compatible=True)
         try:
             await secure.do_handshake()
         except (trio.BrokenResourceError, ssl.SSLError) as exc:
-            stream.socket.close()
+            sock.close()
             raise ConnectFailed(f"{peer}: TLS handshake failed: {describe(exc)}") from exc
-        except trio.Cancelled:
-            stream.socket.close()
+        except BaseException:
+            sock.close()
             raise
-        return TLSConnection(secure, peer)
+        return TLSConnection(secure, self._pump, peer)
 
     async def listen(self, host: str, port: int) -> Listener:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -244,6 +260,10 @@ class SocketNetwork:
 
     async def relay(self, source: Connection, sink: Connection, transform: Transform) -> Ended:
         if isinstance(source, SocketConnection) and isinstance(sink, SocketConnection):
+            if sink.closed:
+                return Ended.SINK_GONE
+            if source.closed:
+                return Ended.SOURCE_BROKEN
             return await self._pump.relay(source, sink, transform)
         return await relay_loop(source, sink, transform)
 
@@ -263,12 +283,42 @@ async def open_network() -> AsyncIterator[SocketNetwork]:
 
 def describe(exc: BaseException) -> str:
     """One line about an error, with the system's words for an errno."""
+    cause = exc.__cause__
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return f"certificate verify failed: {exc.verify_message}"
+    if isinstance(exc, (ssl.SSLError, socket.gaierror)):
+        return exc.strerror or str(exc)
     if isinstance(exc, OSError) and exc.errno:
         return os.strerror(exc.errno)
-    cause = exc.__cause__
-    if isinstance(exc, trio.BrokenResourceError) and cause is not None:
+    if isinstance(exc, BaseExceptionGroup):
+        return describe(exc.exceptions[0])
+    if isinstance(exc, (OSError, trio.BrokenResourceError)) and cause is not None:
         return describe(cause)
     return str(exc) or type(exc).__name__
+
+
+async def _until(wait: Callable[[socket.socket], Awaitable[None]], sock: socket.socket) -> None:
+    """Wait for a socket of ours. Raises `ConnectionBroken` if another task closes it meanwhile."""
+    try:
+        await wait(sock)
+    except trio.ClosedResourceError:
+        raise ConnectionBroken("the connection is closed") from None
+
+
+async def _dial(host: str, port: int) -> trio.socket.SocketType:
+    """Connect. Raises `OSError`."""
+    found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    if len(found) > 1:
+        return (await trio.open_tcp_stream(host, port)).socket
+    # One address, as almost always: the race between addresses and its nursery would cost more than the connecting.
+    family, kind, protocol, _, address = found[0]
+    sock = trio.socket.socket(family, kind, protocol)
+    try:
+        await sock.connect(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _adopt(sock: trio.socket.SocketType, pump: Pump, peer: str) -> SocketConnection:
