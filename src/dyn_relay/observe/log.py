@@ -20,7 +20,7 @@ _SECRET = frozenset({"authorization", "api_key", "worker_api_key", "admin_api_ke
 
 
 def setup(level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:
-    """Configure logging for this process. `level`: debug, info, warning or error; `stream`: by default, standard error."""
+    """Configure logging for this process. `level`: debug, info, warning or error; `stream`: else standard error."""
     out = stream or sys.stderr
     renderer: Processor = (
         structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=out.isatty())

@@ -1,4 +1,4 @@
-"""The trace file: one JSON line a logical request, its attempts nested. No prompts, no tokens, no keys.
+"""The trace file: one JSON line a logical request. What a row says is up to its writer.
 
 A row is handed to a thread of its own. Trace files lie on network disks, whose writes can block for seconds, and the
 event loop carries thousands of streams. Rows are few (a request lasts seconds to hours) and small (about 1 KB), so the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -19,49 +20,7 @@ import structlog
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("trace")
 
 
-class AttemptRow(msgspec.Struct, kw_only=True):
-    """One attempt. Times are seconds since the request began; None for what never came."""
-
-    number: int
-    worker: str
-    url: str
-    rid: str
-    started: float
-    first_token: float | None
-    ended: float
-    #: Tokens that this attempt gave.
-    tokens: int
-    #: Tokens that were delivered before it.
-    resumed_from: int
-    outcome: str
-    cause: str
-
-
-class Row(msgspec.Struct, kw_only=True):
-    """One logical request."""
-
-    #: When it began, in seconds since 1970.
-    time: float
-    rid: str
-    path: str
-    streaming: bool
-    outcome: str
-    status: int
-    migratable: bool
-    #: The field that forbids migration; "" if none does.
-    reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int | None
-    #: client, proxy or worker
-    closed_by: str
-    #: Seconds from the request to its first token, and to its end.
-    ttft: float | None
-    duration: float
-    attempts: list[AttemptRow]
-
-
-class Trace:
+class TraceFile:
     """Appends rows to a file. A context manager; what was written before its end is in the file afterwards.
 
     Raises `OSError` if the file cannot be opened. A row that cannot be written later is counted in `lost`, and logged
@@ -69,15 +28,16 @@ class Trace:
     """
 
     def __init__(self, path: str | Path) -> None:
-        # Unbuffered and in append mode: each batch is one write, and a reader sees whole lines.
-        self._file: BinaryIO = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by the thread
+        # Unbuffered and in append mode: each row is one write, and a reader sees whole lines.
+        self._file: BinaryIO = open(path, "ab", buffering=0)  # noqa: SIM115 - the thread closes it
         self._rows: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._encode = msgspec.json.Encoder().encode
-        self._thread = threading.Thread(target=self._write, name="trace", daemon=True)
+        self._closing = False
         self.lost = 0
+        self._thread = threading.Thread(target=self._write, name="trace", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Trace:
+    def __enter__(self) -> TraceFile:
         return self
 
     def __exit__(
@@ -85,15 +45,17 @@ class Trace:
     ) -> None:
         self.close()
 
-    def write(self, row: Row) -> None:
-        """Hand over a row. Never blocks. Raises `ValueError` after `close`."""
-        if self._file.closed:
-            raise ValueError("the trace is closed")
+    def write(self, row: Mapping[str, object]) -> None:
+        """Hand over a row of JSON values. Never blocks. Raises `ValueError` after `close`."""
+        if self._closing:
+            raise ValueError("the trace file is closed")
         self._rows.put(self._encode(row) + b"\n")
 
     def close(self) -> None:
         """Write what is left and close the file. Blocks until then. Idempotent."""
-        self._rows.put(None)
+        if not self._closing:
+            self._closing = True
+            self._rows.put(None)
         self._thread.join()
 
     def _write(self) -> None:
