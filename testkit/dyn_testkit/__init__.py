@@ -1,1 +1,1 @@
-"""Tools to test anything that serves or routes native generation: a deterministic engine, mock workers, faults, laws."""
+"""Tools to test whatever serves or routes native generation: a deterministic engine, mock workers, faults, laws."""

@@ -1,0 +1,309 @@
+"""The mock worker: listens, serves connections, dies and comes back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from dyn_relay.net import Connection, ConnectionBroken, Listener, Network
+from dyn_testkit.engine import mix, mix_text
+from dyn_testkit.faults import Fault, FaultPlan, Seen, parse_fault
+from dyn_testkit.worker.contract import Poisoned
+from dyn_testkit.worker.control import ROUTES, authorize, method_refused
+from dyn_testkit.worker.generate import Generator, Scheduler
+from dyn_testkit.worker.inject import AnswerCut, Injector
+from dyn_testkit.worker.jobs import Reader
+from dyn_testkit.worker.options import WorkerOptions
+from dyn_testkit.worker.render import Renderer
+from dyn_testkit.worker.wire import TEXT, BadRequest, Reply, Request, keeps_alive, read_request, reply_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A request that the worker has read, whole."""
+
+    request: Request
+    connection: int
+
+    @property
+    def path(self) -> str:
+        """Its path, without query."""
+        return self.request.path
+
+    def json(self) -> Any:
+        """Its body, parsed. Raises `ValueError`."""
+        return json.loads(self.request.body)
+
+
+class MockWorker:
+    """A stand-in for one SGLang server, with a deterministic engine and faults on demand.
+
+    `run` serves until cancelled; `kill` and `restart` may be called meanwhile. What it saw stays readable after death.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        options: WorkerOptions | None = None,
+        faults: FaultPlan | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.options = options or WorkerOptions()
+        self.faults = faults or FaultPlan()
+        self.renderer = Renderer(self.options)
+        #: Answer of `/health`; None: it hangs.
+        self.health_status: int | None = 200
+        #: All requests in the order in which they were read whole; bodies of `/abort_request` in `aborts`.
+        self.requests: list[Recorded] = []
+        self.aborts: list[dict[str, Any]] = []
+        #: Connections accepted so far; requests whose client went away before the answer was out.
+        self.dialled = 0
+        self.disconnects = 0
+        self.deaths = 0
+        self._network = network
+        self._connections: set[Connection] = set()
+        self._rids = 0
+        self._ranks = 0
+        self._life: trio.CancelScope | None = None
+        self._listener: Listener | None = None
+        self._up = trio.Event()
+        self._revived = trio.Event()
+        self._changed = trio.Event()
+        self._boot()
+
+    def _boot(self) -> None:
+        """A fresh process: nothing live, an empty cache, the weights it was started with."""
+        self.model_path = self.options.model_path
+        self.scheduler = Scheduler(self.options)
+        self._generator = Generator(self.scheduler, Reader(self.options, self._new_rid, self._next_rank), self.renderer)
+
+    @classmethod
+    @asynccontextmanager
+    async def serve(
+        cls,
+        network: Network,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        options: WorkerOptions | None = None,
+        faults: FaultPlan | None = None,
+    ) -> AsyncIterator[MockWorker]:
+        """Run a worker as long as the block does. Raises `OSError` if it cannot listen."""
+        worker = cls(network, host, port, options, faults)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(worker.run)
+            try:
+                yield worker
+            finally:
+                nursery.cancel_scope.cancel()
+
+    @property
+    def url(self) -> str:
+        """Its base URL; the port is the chosen one once it listens."""
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Is it listening?"""
+        return self._up.is_set()
+
+    @property
+    def live(self) -> int:
+        """Generations in progress."""
+        return len(self.scheduler.live)
+
+    @property
+    def generates(self) -> list[Recorded]:
+        """The `/generate` requests among `requests`."""
+        return [recorded for recorded in self.requests if recorded.path == "/generate"]
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Listen and serve, also again after each `kill` and `restart`, until cancelled."""
+        started = False
+        while True:
+            listener = self._listener = await self._network.listen(self.host, self.port)
+            self.port = listener.port
+            self._up.set()
+            if not started:
+                started = True
+                task_status.started()
+            try:
+                with trio.CancelScope() as self._life:
+                    await self._accept(listener)
+            finally:
+                listener.close()
+            await self._revived.wait()
+            self._revived = trio.Event()
+
+    async def _accept(self, listener: Listener) -> None:
+        async with trio.open_nursery() as nursery:
+            while True:
+                connection = await listener.accept()
+                self._connections.add(connection)
+                nursery.start_soon(self._serve, connection, self.dialled)
+                self.dialled += 1
+                self._note()
+
+    def kill(self, *, reset: bool = False) -> None:
+        """Die at once: every connection is cut (FIN, as a killed process's are; RST if `reset`), dials are refused."""
+        if not self.alive or self._life is None or self._listener is None:
+            return
+        self.deaths += 1
+        self._up = trio.Event()
+        self._life.cancel()
+        self._listener.close()
+        for connection in self._connections:
+            if reset:
+                connection.abort()
+            else:
+                connection.close()
+        self._boot()
+        self._note()
+
+    async def dead(self) -> None:
+        """Return once it has died."""
+        while self.alive:
+            await self._changed.wait()
+
+    async def restart(self) -> None:
+        """Come back after `kill`, empty, on the same port; return once it listens."""
+        if not self.alive:
+            self._revived.set()
+            await self._up.wait()
+
+    def record_abort(self, body: dict[str, Any]) -> None:
+        """Note an `/abort_request`."""
+        self.aborts.append(body)
+        self._note()
+
+    async def reaches(self, dialled: int = 0, requests: int = 0, aborts: int = 0, disconnects: int = 0) -> None:
+        """Return once the worker has seen at least this many of each."""
+        while not (
+            self.dialled >= dialled
+            and len(self.requests) >= requests
+            and len(self.aborts) >= aborts
+            and self.disconnects >= disconnects
+        ):
+            await self._changed.wait()
+
+    def _note(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _new_rid(self) -> str:
+        self._rids += 1
+        seed = mix(mix_text(self.port, self.host), self._rids)
+        return f"{seed:016x}{mix(seed, 1):016x}"
+
+    def _next_rank(self) -> int | None:
+        if self.options.dp_size == 1:
+            return None
+        self._ranks += 1
+        return (self._ranks - 1) % self.options.dp_size
+
+    async def _serve(self, connection: Connection, index: int) -> None:
+        try:
+            fault = self.faults.for_connection(index)
+            if fault is not None:
+                await self._injector(fault, Seen(index), connection, streaming=False).at(fault.where.spot)
+            await self._requests(connection, index)
+        except (AnswerCut, ConnectionBroken):
+            pass
+        finally:
+            self._connections.discard(connection)
+            connection.close()
+
+    def _injector(self, fault: Fault | None, seen: Seen, connection: Connection, *, streaming: bool) -> Injector:
+        return Injector(fault, seen, self.faults, connection, self.kill, self.renderer.wall, streaming)
+
+    async def _requests(self, connection: Connection, index: int) -> None:
+        leftover = b""
+        idle_limit = math.inf
+        while True:
+            try:
+                if not leftover:
+                    with trio.move_on_after(idle_limit):
+                        leftover = await connection.receive()
+                got = await read_request(connection, leftover) if leftover else None
+            except BadRequest:
+                reply = Reply(400, b"Invalid HTTP request received.", TEXT)
+                await connection.send(reply_bytes(reply, self.renderer.wall(), keep=False))
+                return
+            if got is None:
+                return
+            request, leftover = got
+            idle_limit = self.options.keep_alive
+            self.requests.append(Recorded(request, index))
+            self._note()
+            keep = keeps_alive(request)
+            await self._answer(connection, request, keep)
+            if not keep:
+                return
+
+    async def _answer(self, connection: Connection, request: Request, keep: bool) -> None:
+        refusal = authorize(self, request) or method_refused(request)
+        if refusal is None and request.path == "/generate":
+            await self._generate(connection, request, keep)
+            return
+        reply = refusal or await ROUTES[request.path][2](self, request)
+        await connection.send(reply_bytes(reply, self.renderer.wall(), keep, request.method != "HEAD"))
+
+    async def _generate(self, connection: Connection, request: Request, keep: bool) -> None:
+        """Answer a generation, and drop it if the client goes away meanwhile."""
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            await connection.wait_closed()
+            gone = True
+            nursery.cancel_scope.cancel()
+
+        cut = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            try:
+                await self._generate_watched(connection, request, keep)
+                cut = False
+            except (AnswerCut, ConnectionBroken):
+                pass
+            nursery.cancel_scope.cancel()
+        if gone:
+            self.disconnects += 1
+            self._note()
+        if cut:
+            raise AnswerCut
+
+    async def _generate_watched(self, connection: Connection, request: Request, keep: bool) -> None:
+        rid, streaming = _glance(request.body)
+        seen = Seen(len(self.generates) - 1, rid, request.body)
+        fault = self.faults.for_request(seen)
+        asked = request.header(b"x-mock-fault")
+        if asked is not None and self.options.allow_header_faults:
+            fault = parse_fault(asked.decode())
+        inject = self._injector(fault, seen, connection, streaming=streaming)
+        try:
+            await self._generator.serve(connection, request, inject, keep)
+        except Poisoned:
+            await trio.sleep(self.options.death_delay)
+            self.kill()
+            await trio.lowlevel.checkpoint()
+
+
+def _glance(body: bytes) -> tuple[str, bool]:
+    """The rid and the stream flag of a body, whatever it is."""
+    try:
+        value = json.loads(body)
+    except ValueError:
+        return "", False
+    if not isinstance(value, dict):
+        return "", False
+    rid = value.get("rid")
+    return rid if isinstance(rid, str) else "", value.get("stream") is True

@@ -1,0 +1,230 @@
+"""From a body to generations: batches, samples, rids, and the checks of the tokenizer manager and the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dyn_testkit.engine import Sampling, tokenize
+from dyn_testkit.worker.contract import Aborted, Invalid, Poisoned
+from dyn_testkit.worker.options import WorkerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One generation."""
+
+    rid: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    #: Position in a batch or among samples; None for a single request.
+    index: int | None = None
+    return_logprob: bool = False
+    logprob_start_len: int = -1
+    top_logprobs_num: int = 0
+    token_ids_logprob: tuple[int, ...] = ()
+    return_text_in_logprobs: bool = False
+    return_prompt_token_ids: bool = False
+    routed_experts_start: int | None = None
+    dp_rank: int | None = None
+    adapter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Turns bodies into jobs for one worker."""
+
+    options: WorkerOptions
+    #: Makes a rid for requests that name none.
+    new_rid: Callable[[], str]
+    #: Picks a DP rank for requests that name none.
+    next_rank: Callable[[], int | None]
+
+    def jobs(self, body: Mapping[str, Any]) -> list[Job]:
+        """The generations that a body asks for; one with index None for a single request. Raises `Invalid`."""
+        prompts, single = self._prompts(body)
+        params = body.get("sampling_params") or {}
+        many = params if isinstance(params, list) else [params] * len(prompts)
+        samplings = [Sampling.parse(item, self.options.preferred_sampling_params) for item in many]
+        copies = samplings[0].n
+        rids = self._rids(body.get("rid"), len(prompts), single)
+        jobs = [
+            self._job(body, rid, prompt, sampling, at)
+            for at, (rid, prompt, sampling) in enumerate(zip(rids, prompts, samplings, strict=True))
+        ]
+        for job, item in zip(jobs, many, strict=True):
+            self._verify(job, item, body)
+        if single and copies == 1:
+            return jobs
+        copied = [replace(job, rid=job.rid if copies == 1 else self.new_rid()) for job in jobs for _ in range(copies)]
+        return [replace(job, index=index) for index, job in enumerate(copied)]
+
+    def _prompts(self, body: Mapping[str, Any]) -> tuple[list[list[int]], bool]:
+        text: Any = body.get("text")
+        ids: Any = body.get("input_ids")
+        if body.get("input_embeds") is not None:
+            raise Invalid(
+                "input_embeds is provided while disable_radix_cache is False. Please add `--disable-radix-cache` when "
+                "you launch the server if you want to use input_embeds as inputs."
+            )
+        if text is None and ids is None:
+            raise Invalid("Either text, input_ids or input_embeds should be provided.")
+        if ids is not None:
+            if not ids:
+                raise Invalid("input_ids cannot be empty.")
+            return ([ids], True) if isinstance(ids[0], int) else (ids, False)
+        if self.options.skip_tokenizer_init:
+            raise Invalid(
+                "The engine initialized with skip_tokenizer_init=True cannot accept text prompts. Please provide "
+                "input_ids or re-initialize the engine with skip_tokenizer_init=False."
+            )
+        return ([tokenize(text)], True) if isinstance(text, str) else ([tokenize(item) for item in text], False)
+
+    def _rids(self, rid: object, count: int, single: bool) -> list[str]:
+        if rid is None:
+            return [self.new_rid() for _ in range(count)]
+        if isinstance(rid, str):
+            return [rid] if single else [f"{rid}_{at}" for at in range(count)]
+        rids = [str(item) for item in rid] if isinstance(rid, list) else []
+        twice = sorted({item for item in rids if rids.count(item) > 1})
+        if twice:
+            raise Invalid(f"Duplicate request IDs detected within the request: {twice}")
+        if len(rids) != count:
+            raise Invalid("The specified rids length mismatch with the batch_size for batch processing.")
+        return rids
+
+    def _job(self, body: Mapping[str, Any], rid: str, prompt: list[int], sampling: Sampling, at: int) -> Job:
+        def of(name: str, default: Any) -> Any:
+            value = body.get(name)
+            if isinstance(value, list) and (name != "token_ids_logprob" or (value and isinstance(value[0], list))):
+                value = value[at]
+            return default if value is None else value
+
+        routed = self.options.routed_experts and of("return_routed_experts", False)
+        return Job(
+            rid=rid,
+            prompt=tuple(prompt),
+            sampling=sampling,
+            return_logprob=of("return_logprob", False),
+            logprob_start_len=of("logprob_start_len", -1),
+            top_logprobs_num=of("top_logprobs_num", 0),
+            token_ids_logprob=tuple(of("token_ids_logprob", ())),
+            return_text_in_logprobs=of("return_text_in_logprobs", False) and not self.options.skip_tokenizer_init,
+            return_prompt_token_ids=of("return_prompt_token_ids", False),
+            routed_experts_start=of("routed_experts_start_len", 0) if routed else None,
+            dp_rank=self._rank(body),
+            adapter=of("lora_path", ""),
+        )
+
+    def _rank(self, body: Mapping[str, Any]) -> int | None:
+        rank: int | None = body.get("routed_dp_rank")
+        if rank is None:
+            rank = body.get("data_parallel_rank")
+        if rank is not None and not 0 <= rank < self.options.dp_size:
+            raise Invalid(f"routed_dp_rank={rank} out of range [0, {self.options.dp_size})")
+        return self.next_rank() if rank is None or self.options.dp_size == 1 else rank
+
+    def _verify(self, job: Job, given: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        """Checks in the tokenizer manager's order."""
+        limit, length, sampling = self.options.model.context_length, len(job.prompt), job.sampling
+        if length >= limit:
+            raise Invalid(f"The input ({length} tokens) is longer than the model's context length ({limit} tokens).")
+        if given.get("max_new_tokens") is not None and length + given["max_new_tokens"] > limit:
+            wanted = given["max_new_tokens"]
+            raise Invalid(
+                f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a "
+                f"total of {length + wanted} tokens: {length} tokens from the input messages and {wanted} tokens for "
+                "the completion. Please reduce the number of tokens in the input messages or the completion to fit "
+                "within the limit."
+            )
+        if body.get("return_hidden_states"):
+            raise Invalid(
+                "The server is not configured to return hidden states. Please set `--return-hidden-states-mode last`, "
+                "`--return-hidden-states-mode full`, or the legacy `--enable-return-hidden-states` flag."
+            )
+        if job.adapter and job.adapter not in self.options.lora_adapters:
+            raise Invalid(
+                f"LoRA adapter '{job.adapter}' was requested, but LoRA is not enabled. Please launch the server with "
+                "--enable-lora flag and preload adapters using --lora-paths or /load_lora_adapter endpoint."
+            )
+        size = self.options.model.vocab_size
+        outside = next((token for token in job.token_ids_logprob if not 0 <= token < size), None)
+        if job.return_logprob and outside is not None:
+            raise Invalid(
+                f"token_ids_logprob contains out-of-vocabulary token id {outside}; valid range is [0, {size})."
+            )
+        self._verify_tokenizer(sampling)
+        verify_sampling(sampling, given)
+
+    def _verify_tokenizer(self, sampling: Sampling) -> None:
+        if not self.options.skip_tokenizer_init:
+            return
+        if sampling.stop:
+            raise Invalid(
+                f"stop={list(sampling.stop)} is unavailable when skip_tokenizer_init=True (requires tokenizer to "
+                "decode tokens to text for matching)."
+            )
+        if sampling.min_new_tokens and self.options.min_new_tokens_needs_tokenizer:
+            raise Invalid(
+                f"min_new_tokens={sampling.min_new_tokens} is unavailable when skip_tokenizer_init=True (requires "
+                "tokenizer for eos_token_id)."
+            )
+
+
+def verify_sampling(sampling: Sampling, given: Mapping[str, Any]) -> None:
+    """SGLang's own checks of sampling values; `given` has the client's spelling. Raises `Invalid`."""
+    limit = sampling.max_new_tokens
+    minimum = sampling.min_new_tokens
+    rules = (
+        (sampling.temperature >= 0, "temperature must be a non-negative finite number", "temperature"),
+        (0 < sampling.top_p <= 1, "top_p must be in (0, 1]", "top_p"),
+        (0 <= sampling.min_p <= 1, "min_p must be in [0, 1]", "min_p"),
+        (sampling.top_k == -1 or sampling.top_k >= 1, "top_k must be -1 (disable) or at least 1", "top_k"),
+        (-2 <= sampling.frequency_penalty <= 2, "frequency_penalty must be in [-2, 2]", "frequency_penalty"),
+        (-2 <= sampling.presence_penalty <= 2, "presence_penalty must be in [-2, 2]", "presence_penalty"),
+        (0 < sampling.repetition_penalty <= 2, "repetition_penalty must be in (0, 2]", "repetition_penalty"),
+        (limit is None or limit >= 0, "max_new_tokens must be at least 0", "max_new_tokens"),
+        (minimum >= 0, "min_new_tokens must be in [0, max_new_tokens]", "min_new_tokens"),
+        (
+            limit is None or minimum <= limit,
+            f"min_new_tokens must be in [0, max_new_tokens({limit})]",
+            "min_new_tokens",
+        ),
+    )
+    for holds, message, name in rules:
+        if not holds:
+            raise Invalid(f"{message}, got {given.get(name, getattr(sampling, name))}.")
+    grammars = [sampling.json_schema, sampling.regex, sampling.ebnf, sampling.structural_tag]
+    if sum(map(bool, grammars)) > 1:
+        raise Invalid("Only one of json_schema, regex, ebnf or structural_tag can be set.")
+
+
+def schedule(job: Job, options: WorkerOptions) -> None:
+    """The scheduler's checks. Raises `Aborted` or `Poisoned`."""
+    model, length = options.model, len(job.prompt)
+    if any(not 0 <= token < model.vocab_size for token in job.prompt):
+        raise Poisoned("token id outside the vocabulary")
+    if job.return_logprob and job.top_logprobs_num > model.vocab_size:
+        raise Poisoned("top_logprobs_num above the vocabulary")
+    if length > model.max_input:
+        raise Aborted(
+            f"Input length ({length} tokens) exceeds the maximum allowed length ({model.max_input} tokens). Use a "
+            "shorter input or enable --allow-auto-truncate.",
+            400,
+            "BadRequestError",
+        )
+    if job.return_logprob and job.logprob_start_len > length:
+        raise Aborted(
+            f"req.logprob_start_len={job.logprob_start_len} is higher than the number of input tokens "
+            f"len(req.origin_input_ids)={length}. Please use a smaller logprob_start_len.",
+            400,
+            "BadRequestError",
+        )
+    if job.sampling.grammar and not options.grammar_backend:
+        raise Aborted(
+            "Grammar-based generation (json_schema, regex, ebnf, structural_tag) is not supported when the server is "
+            "launched with --grammar-backend none",
+            400,
+            "BadRequestError",
+        )

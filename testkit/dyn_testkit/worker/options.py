@@ -1,0 +1,58 @@
+"""How a mock worker is set up: one frozen value, most of it named after SGLang's server flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dyn_testkit.engine import Model
+
+Dialect = Literal["cumulative", "incremental", "mixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """A worker's setup. Times in seconds of trio's clock; 0 is "as fast as possible"."""
+
+    model: Model = field(default_factory=Model)
+    #: Reported as `model_path` and `served_model_name`.
+    model_path: str = "mock/model"
+    version: str = "0.5.23"
+    weight_version: str = "default"
+    #: How streams are spelled: everything so far, deltas, or delta ids with cumulative logprobs.
+    dialect: Dialect = "cumulative"
+    #: No tokenizer: answers carry no text, text prompts and stop strings are refused.
+    skip_tokenizer_init: bool = True
+    #: Refuse `min_new_tokens` without a tokenizer, as 0.5.23 does.
+    min_new_tokens_needs_tokenizer: bool = True
+    #: One forward pass takes this long and gives this many tokens (more than 1: coalesced events).
+    tick: float = 0.0
+    tokens_per_tick: int = 1
+    stream_interval: int = 1
+    #: The last token comes in one event, its finish in the next (old engines, speculative decoding).
+    late_finish: bool = False
+    preferred_sampling_params: Mapping[str, Any] | None = None
+    max_running_requests: int | None = None
+    max_queued_requests: int | None = None
+    api_key: str | None = None
+    admin_api_key: str | None = None
+    #: `/abort_request` matches rids by their beginning (the scheduler's rule) or whole (seen on a live engine).
+    abort_match: Literal["prefix", "exact"] = "prefix"
+    radix_cache: bool = True
+    routed_experts: bool = False
+    #: Added to every expert id, so that rows tell which worker made them. Keep it a multiple of `model.experts`.
+    expert_mark: int = 0
+    grammar_backend: bool = True
+    lora_adapters: tuple[str, ...] = ()
+    dp_size: int = 1
+    #: Idle connections are closed after this long (uvicorn's default).
+    keep_alive: float = 5.0
+    #: `/health` runs a token and polls once a second on a real engine.
+    health_delay: float = 0.0
+    #: Silence between a poisonous request and the death of the worker (5.1 s on a real engine).
+    death_delay: float = 0.0
+    #: Honour the header `x-mock-fault`.
+    allow_header_faults: bool = False
+    #: Wall clock at the time 0 of trio's clock: wall times in answers are reproducible.
+    epoch: float = 1_800_000_000.0

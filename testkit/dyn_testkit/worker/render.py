@@ -1,0 +1,206 @@
+"""How an answer looks: the JSON values of events and unary answers, keys in the order of the recorded ones."""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
+
+from dyn_testkit.engine import EMPTY, Model, Outlook, Step, absorb, detokenize, expert_row, logprob, mix, outlook, top
+from dyn_testkit.worker.jobs import Job
+from dyn_testkit.worker.options import WorkerOptions
+
+#: `[logprob or null, token, text or null]`
+Entry = list[Any]
+
+
+@dataclass(slots=True)
+class Live:
+    """One generation in progress."""
+
+    job: Job
+    started: float
+    cached: int = 0
+    retractions: int = 0
+    ids: list[int] = field(default_factory=list)
+    token_logprobs: list[Entry] = field(default_factory=list)
+    top_logprobs: list[list[Entry]] = field(default_factory=list)
+    ids_logprobs: list[list[Entry]] = field(default_factory=list)
+    #: `[version, start, end]` in output tokens.
+    versions: list[list[Any]] = field(default_factory=list)
+    #: The prompt's `input_*` keys, once computed.
+    inputs: dict[str, Any] = field(default_factory=dict)
+    #: Tokens and characters of text that are already in events.
+    emitted: int = 0
+    emitted_text: int = 0
+    #: Set when somebody aborts it.
+    abort: dict[str, Any] | None = None
+
+    def add(self, model: Model, step: Step, version: str) -> None:
+        """Take the engine's next token."""
+        self.ids.append(step.token)
+        if not self.versions or self.versions[-1][0] != version:
+            self.versions.append([version, len(self.ids) - 1, len(self.ids)])
+        self.versions[-1][2] = len(self.ids)
+        job = self.job
+        if job.return_logprob:
+            self.token_logprobs.append(_entry(job, logprob(model, step.view, step.token), step.token))
+            if job.top_logprobs_num:
+                self.top_logprobs.append(_top(job, model, step.view))
+            if job.token_ids_logprob:
+                self.ids_logprobs.append(_chosen(job, model, step.view))
+
+
+def _entry(job: Job, value: float | None, token: int) -> Entry:
+    return [value, token, detokenize([token]) if job.return_text_in_logprobs else None]
+
+
+def _top(job: Job, model: Model, view: Outlook) -> list[Entry]:
+    return [_entry(job, value, token) for value, token in top(model, view, job.top_logprobs_num)]
+
+
+def _chosen(job: Job, model: Model, view: Outlook) -> list[Entry]:
+    return [_entry(job, logprob(model, view, token), token) for token in job.token_ids_logprob]
+
+
+def input_logprobs(job: Job, model: Model) -> dict[str, Any]:
+    """The `input_*` keys: one entry a prompt token from `logprob_start_len` on, the first one without a value."""
+    start = len(job.prompt) if job.logprob_start_len == -1 else max(0, job.logprob_start_len)
+    tokens: list[Entry] = []
+    tops: list[list[Entry] | None] = []
+    chosen: list[list[Entry] | None] = []
+    history = absorb(EMPTY, job.prompt[:start])
+    for position in range(start, len(job.prompt)):
+        token = job.prompt[position]
+        view = outlook(model, history)
+        first = position == start
+        tokens.append(_entry(job, None if first else logprob(model, view, token), token))
+        tops.append(None if first else _top(job, model, view))
+        chosen.append(None if first else _chosen(job, model, view))
+        history = mix(history, token)
+    return {"input_token_logprobs": tokens, "input_top_logprobs": tops, "input_token_ids_logprobs": chosen}
+
+
+def routed_experts(job: Job, ids: list[int], options: WorkerOptions) -> str:
+    """Base64 of int32 rows, little-endian, for positions `[start, prompt + output - 1)`."""
+    rows = array("i")
+    history = EMPTY
+    for position, token in enumerate([*job.prompt, *ids][:-1]):
+        history = mix(history, token)
+        if position >= (job.routed_experts_start or 0):
+            rows.extend(expert + options.expert_mark for expert in expert_row(options.model, history))
+    return base64.b64encode(rows.tobytes()).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    """Spells the answers of one worker."""
+
+    options: WorkerOptions
+
+    def wall(self) -> float:
+        """Wall-clock time, seconds."""
+        return self.options.epoch + trio.current_time()
+
+    def answer(self, live: Live, weight_version: str, finish: dict[str, Any] | None, *, unary: bool) -> dict[str, Any]:
+        """A unary answer, or the next event of a stream. Marks all tokens so far as emitted."""
+        options, job = self.options, live.job
+        deltas = not unary and options.dialect != "cumulative"
+        since = live.emitted if deltas else 0
+        first = live.emitted == 0
+        value: dict[str, Any] = {}
+        if not options.skip_tokenizer_init:
+            value["text"] = self._text(live, finish, deltas)
+        value["output_ids"] = live.ids[since:]
+        rows_since = since if options.dialect == "incremental" else 0
+        value["meta_info"] = self._meta(live, weight_version, finish, rows_since, stamped=unary or first)
+        if job.return_prompt_token_ids:
+            value["prompt_token_ids"] = job.prompt
+        if job.index is not None and not unary:
+            value["index"] = job.index
+        live.emitted = len(live.ids)
+        return value
+
+    def _text(self, live: Live, finish: dict[str, Any] | None, deltas: bool) -> str:
+        sampling, ids = live.job.sampling, live.ids
+        text = detokenize(ids, final=finish is not None)
+        if finish is not None and finish["type"] == "stop" and not sampling.no_stop_trim:
+            matched = finish["matched"]
+            text = text[: text.find(matched)] if isinstance(matched, str) else detokenize(ids[:-1])
+        start = live.emitted_text if deltas else 0
+        live.emitted_text = max(len(text), live.emitted_text)
+        return text[start:]
+
+    def _meta(
+        self, live: Live, weight_version: str, finish: dict[str, Any] | None, rows_since: int, *, stamped: bool
+    ) -> dict[str, Any]:
+        job = live.job
+        meta: dict[str, Any] = {
+            "id": job.rid,
+            "finish_reason": finish,
+            "prompt_tokens": len(job.prompt),
+            "weight_version": live.versions[-1][0] if live.versions else weight_version,
+            "num_retractions": live.retractions,
+        }
+        if job.return_logprob:
+            meta |= self._logprobs(live, rows_since)
+        meta |= {"reasoning_tokens": 0, "completion_tokens": len(live.ids), "cached_tokens": live.cached}
+        if finish is not None:
+            spans = live.versions or [[weight_version, 0, 0]]
+            meta["weight_versions"] = [{"version": name, "start": start, "end": end} for name, start, end in spans]
+        meta["cached_tokens_details"] = {"device": live.cached, "host": 0} if live.cached else None
+        if finish is not None and job.routed_experts_start is not None:
+            meta["routed_experts"] = routed_experts(job, live.ids, self.options)
+        meta["dp_rank"] = job.dp_rank
+        if finish is not None:
+            meta["e2e_latency"] = trio.current_time() - live.started
+        if stamped:
+            meta["response_sent_to_client_ts"] = self.wall()
+        return meta
+
+    def _logprobs(self, live: Live, since: int) -> dict[str, Any]:
+        job = live.job
+        if not live.inputs:
+            live.inputs = input_logprobs(job, self.options.model)
+        keys: dict[str, Any] = {
+            "input_token_logprobs": live.inputs["input_token_logprobs"],
+            "output_token_logprobs": live.token_logprobs[since:],
+            "output_token_logprobs_length": len(live.token_logprobs),
+        }
+        if job.top_logprobs_num:
+            keys["input_top_logprobs"] = live.inputs["input_top_logprobs"]
+            keys["output_top_logprobs"] = live.top_logprobs[since:]
+        if job.token_ids_logprob:
+            keys["input_token_ids_logprobs"] = live.inputs["input_token_ids_logprobs"]
+            keys["output_token_ids_logprobs"] = live.ids_logprobs[since:]
+        return keys
+
+    def refusal(self, job: Job, weight_version: str, finish: dict[str, Any], started: float) -> dict[str, Any]:
+        """The event of a request that the scheduler refused; its id 0 is no token."""
+        live = Live(job, started, ids=[0], versions=[[weight_version, 0, 1]])
+        meta = self._meta(live, weight_version, finish, 0, stamped=True) | {"prompt_tokens": 1}
+        for name in ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"):
+            if name in meta:
+                meta[name] = []
+        return self._short(live, [0], meta)
+
+    def echo(self, live: Live, weight_version: str, finish: dict[str, Any]) -> dict[str, Any]:
+        """The short event of a request that was dropped while it waited: always with text, without usage."""
+        latency = trio.current_time() - live.started
+        meta = {
+            "id": live.job.rid,
+            "finish_reason": finish,
+            "weight_version": weight_version,
+            "e2e_latency": latency,
+        }
+        return {"text": ""} | self._short(live, live.ids[-1:], meta)
+
+    def _short(self, live: Live, ids: list[int], meta: dict[str, Any]) -> dict[str, Any]:
+        value: dict[str, Any] = {} if self.options.skip_tokenizer_init else {"text": ""}
+        value |= {"output_ids": ids, "meta_info": meta}
+        if live.job.index is not None:
+            value["index"] = live.job.index
+        return value
