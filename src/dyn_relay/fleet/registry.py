@@ -163,6 +163,11 @@ class Fleet:
             await self._waiting.park()
         return self.pick(exclude, accept)
 
+    @property
+    def wary(self) -> bool:
+        """True while anything is held against any request; only then do fingerprints matter."""
+        return len(self._probation.register) > 0
+
     def convicted(self, fingerprint: bytes) -> bool:
         """True if a request is to be refused as suspected poison."""
         return self._probation.register.convicted(fingerprint)
