@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -20,15 +22,52 @@ _SHARED_MEMORY = re.compile(r"^/dev/shm/sglang_loads_")
 _READY = re.compile(r"ready to roll")
 
 
+class Victim(Protocol):
+    """A server that can be killed."""
+
+    @property
+    def url(self) -> str:
+        """Its base URL, without a trailing slash."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+
+    def kill(self) -> None:
+        """SIGKILL its process group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A server that somebody else started on this machine."""
+
+    url: str
+    group: int
+
+    @property
+    def name(self) -> str:
+        """Its URL."""
+        return self.url
+
+    def kill(self) -> None:
+        """SIGKILL its process group."""
+        os.killpg(self.group, signal.SIGKILL)
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A process that serves HTTP."""
+    """A process of ours that serves HTTP."""
 
     url: str
     child: Child
 
+    @property
+    def name(self) -> str:
+        """The process's name."""
+        return self.child.name
+
     def kill(self) -> None:
-        """SIGKILL its group."""
+        """SIGKILL its process group."""
         self.child.kill()
 
 
@@ -117,7 +156,3 @@ class StockServer(Server):
         await self.child.wait()
         for path in self.shared_memory:
             path.unlink(missing_ok=True)
-
-    def signal_main(self, sig: signal.Signals) -> None:
-        """Signal the HTTP process alone."""
-        self.child.send(sig)

@@ -58,6 +58,13 @@ def table(outcomes: Iterable[Outcome]) -> Table:
     return made
 
 
+def line(outcome: Outcome) -> str:
+    """One line for a log."""
+    return f"{'pass' if outcome.ok else 'FAIL'}  {outcome.name}" + (
+        f"  ({outcome.summary()})" if not outcome.ok else ""
+    )
+
+
 def show(outcomes: Iterable[Outcome], console: Console | None = None) -> None:
     """Print the table."""
     (console or Console()).print(table(outcomes))

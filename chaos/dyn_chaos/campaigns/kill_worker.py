@@ -7,14 +7,16 @@ a poisonous request. A run in which nothing was struck, or nothing had to move, 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import trio
 
-from dyn_chaos import check, fold
-from dyn_chaos.engines import Server
+from dyn_chaos import check, engines, fold, history
+from dyn_chaos.engines import Victim
 from dyn_chaos.history import Record
-from dyn_chaos.load import Plan, Watch, client, metrics, send_all, total
+from dyn_chaos.load import Plan, Watch, client, metrics, send_all, started, total
 from dyn_chaos.report import Outcome
 
 #: The proxy says here whether it would rescue a request.
@@ -25,6 +27,8 @@ GAUGES = ("dyn_relay_requests_in_flight", "dyn_relay_attempts_in_flight")
 
 #: Seconds in which the proxy has to have tidied up after the last answer.
 SETTLE = 5.0
+
+V = TypeVar("V", bound=Victim)
 
 
 async def strike_during(
@@ -76,15 +80,15 @@ async def judge(
 
 async def settle(http: httpx.AsyncClient, relay: str) -> Mapping[str, float]:
     """The proxy's metrics once its gauges are zero, or as they are after `SETTLE` seconds."""
-    samples: Mapping[str, float] = {}
-    with trio.move_on_after(SETTLE):
-        while not samples or any(samples.get(gauge) for gauge in GAUGES):
-            samples = await metrics(http, relay)
-            await trio.sleep(0.05)
-    return samples
+    deadline = trio.current_time() + SETTLE
+    while True:
+        samples = await metrics(http, relay)
+        if not any(samples.get(gauge) for gauge in GAUGES) or trio.current_time() > deadline:
+            return samples
+        await trio.sleep(0.05)
 
 
-async def busiest(relay: str, servers: Sequence[Server]) -> Server:
+async def busiest(relay: str, servers: Sequence[V]) -> V:
     """The server with the most requests, as the proxy counts them. Raises `LookupError` if it lists none of them."""
     async with client() as http:
         listed = (await http.get(f"{relay}/workers")).raise_for_status().json()["workers"]
@@ -109,3 +113,33 @@ def widest(records: Mapping[str, Record], references: Mapping[str, Record]) -> f
 def longest_answer(records: Mapping[str, Record]) -> float:
     """Seconds from a request to the end of its answer, the longest of all."""
     return max((record.ended - record.sent for record in records.values()), default=0.0)
+
+
+async def kill_worker(
+    nursery: trio.Nursery,
+    workers: Sequence[Victim],
+    plans: Sequence[Plan],
+    logs: Path,
+    *,
+    after: int,
+    tokens: int = 1,
+    flags: Sequence[str] = (),
+) -> Outcome:
+    """The whole campaign on workers that may be killed: references, proxy, load, SIGKILL of the busiest, checks.
+
+    The kill comes once `after` streams have `tokens` tokens. `logs` gets the histories, the proxy's log and its trace.
+    """
+    outcome = Outcome("kill-worker")
+    references = await send_all(workers[0].url, plans)
+    history.save(logs / "reference.jsonl", references.values())
+    relay = await engines.relay(nursery, [worker.url for worker in workers], logs, flags)
+
+    async def kill_the_busiest() -> None:
+        victim = await busiest(relay.url, workers)
+        outcome.facts["killed"] = victim.name
+        victim.kill()
+
+    records = await strike_during(relay.url, plans, started(after, tokens), kill_the_busiest, outcome)
+    history.save(logs / "history.jsonl", records.values())
+    await judge(relay.url, records, references, outcome)
+    return outcome

@@ -2,7 +2,7 @@
 
 The stock CPU engine imports names from here at module level but, without `torch.ops.sgl_kernel.convert_weight_packed`,
 takes its pure-torch paths and does not call them for plain decoding. Names asked for come back as functions that fail
-loudly when called. The one op that seeded sampling (`--enable-deterministic-inference`) does call is here in pure torch.
+loudly when called. The one op that seeded sampling (`--enable-deterministic-inference`) does call is pure torch here.
 """
 
 import os
