@@ -1,0 +1,72 @@
+"""The exchange of everything that no format claims: forwarded as it is, never continued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from dyn_relay.formats.base import Answer, End, Event, Headers, Outbound, Reading, Traits, Verdict
+
+
+class OpaqueExchange:
+    """A request on a path that is bridged. Implements `formats.base.Exchange`; its verdict is always a refusal."""
+
+    streaming = False
+    prompt_tokens = 0
+    delivered = 0
+    attempt_tokens = 0
+    cached_tokens: int | None = None
+    detail = ""
+
+    def __init__(self, method: str, target: str, content_type: bytes, body: bytes, rid: str) -> None:
+        self.rid = rid
+        self.end: End | None = None
+        self.verdict = Verdict("path")
+        self._outbound = Outbound(method, target, body, content_type)
+
+    def admit(self, traits: Traits) -> Verdict:
+        return self.verdict
+
+    def fingerprint(self) -> bytes:
+        return b""
+
+    def compatible(self, traits: Traits) -> bool:
+        return True
+
+    def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
+        return self._outbound
+
+    def stall_allowance(self) -> float:
+        return 0.0
+
+    def head(self, status: int, headers: Headers) -> Reading:
+        return Reading.OPAQUE
+
+    def feed(self, events: Sequence[Event], now: float) -> bytes:
+        raise AssertionError("an opaque answer is never split into events")
+
+    def body(self, data: bytes, now: float) -> None:
+        raise AssertionError("an opaque answer is never collected")
+
+    def last_words(self) -> bytes:
+        return b""
+
+    def complete(self, now: float) -> bytes | None:
+        return None
+
+    def abort(self, now: float) -> bytes | None:
+        return None
+
+    def answer(self, now: float) -> Answer:
+        raise AssertionError("an opaque answer is forwarded as it comes")
+
+    def failure(self, status: int, reason: str, message: str, started: bool) -> Answer:
+        error = {"message": message, "type": "dyn_relay_error", "code": status, "reason": reason, "started": started}
+        return Answer(status, msgspec.json.encode({"error": error}))
+
+    def failure_event(self, status: int, reason: str, message: str) -> bytes:
+        return b""
+
+    def crossed_versions(self) -> bool:
+        return False

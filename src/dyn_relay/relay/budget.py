@@ -1,0 +1,55 @@
+"""How often a logical request may try again: an immutable value, a new one after each failure."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from dyn_relay.relay.failure import Failure
+
+#: Seconds before the second attempt, doubled for each further one up to the cap; the first retry hardly waits, because
+#: the client's stream is silent meanwhile.
+BACKOFF_BASE = 0.025
+BACKOFF_CAP = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptBudget:
+    """What is left of a request's tries.
+
+    `migrations` failures that count (an attempt that reached its worker and was lost) may be survived; busy workers and
+    refused connections cost none of them. Every failure excludes its worker for this request at once. When every worker
+    is excluded, one more lap over all of them is allowed; a failure that counts allows another one, since those are
+    bounded by `migrations` already.
+    """
+
+    migrations: int
+    excluded: frozenset[str] = frozenset()
+    laps: int = 1
+    spent: bool = False
+    history: tuple[Failure, ...] = ()
+
+    def after(self, failure: Failure) -> AttemptBudget:
+        """The budget once `failure` has happened; `spent` if it cannot be survived."""
+        counts = failure.rule.counts
+        return replace(
+            self,
+            migrations=max(0, self.migrations - counts),
+            excluded=self.excluded | {failure.worker},
+            laps=1 if counts else self.laps,
+            spent=counts and self.migrations == 0,
+            history=(*self.history, failure),
+        )
+
+    def lap(self) -> AttemptBudget | None:
+        """Every worker is excluded: the budget for one more lap over all of them, or None if there is none."""
+        if self.laps == 0 or not self.excluded:
+            return None
+        return replace(self, laps=self.laps - 1, excluded=frozenset())
+
+    def backoff(self, rng: random.Random) -> float:
+        """Seconds to wait before the next attempt, jittered so that a dead worker's streams do not return in step."""
+        tries = len(self.history)
+        if tries == 0:
+            return 0.0
+        return min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** (tries - 1)) * rng.uniform(0.5, 1.5)

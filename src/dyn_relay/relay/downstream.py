@@ -1,0 +1,89 @@
+"""What the client has been given so far, and how to give it more."""
+
+from __future__ import annotations
+
+import trio
+
+from dyn_relay.formats.base import Answer, Verdict
+from dyn_relay.http11.headers import Headers, end_to_end
+from dyn_relay.http11.server import ServerConnection
+
+#: Says on every answer that a worker takes part in whether the request would survive that worker.
+MIGRATABLE_HEADER = b"x-dyn-relay-migratable"
+_EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Downstream:
+    """One answer to one client, streamed or whole."""
+
+    __slots__ = ("_headers", "_verdict", "connection", "ended", "head_sent", "last_write", "status")
+
+    def __init__(self, connection: ServerConnection) -> None:
+        self.connection = connection
+        #: The head of a streamed answer is out: from now on errors are events and broken framing.
+        self.head_sent = False
+        #: The answer is complete on the wire.
+        self.ended = False
+        #: What the client sees.
+        self.status = 200
+        #: When the client last got a byte of a stream.
+        self.last_write = trio.current_time()
+        self._verdict = b"yes"
+        self._headers: Headers | None = None
+
+    def judge(self, verdict: Verdict) -> None:
+        """What the answer's header says."""
+        self._verdict = b"yes" if verdict.migratable else b"no; reason=" + verdict.reason.encode("ascii", "replace")
+
+    def take_head(self, status: int, headers: Headers, *, sized: bool) -> None:
+        """The head for a streamed answer: the first worker's, end-to-end headers only; `sized` keeps content-length."""
+        if self._headers is None:
+            kept = end_to_end(headers)
+            self._headers = kept if sized else [pair for pair in kept if pair[0] != b"content-length"]
+            self.status = status
+
+    def wrap(self, body: bytes) -> bytes:
+        """Body bytes of a stream as they go on the wire, the head before the first."""
+        if self.head_sent:
+            return self.connection.frame(body)
+        self.head_sent = True
+        headers = [*(self._headers or _EVENT_STREAM), (MIGRATABLE_HEADER, self._verdict)]
+        return self.connection.head(self.status, headers) + self.connection.frame(body)
+
+    def finish(self, body: bytes) -> bytes:
+        """As `wrap`, and the end of the answer."""
+        self.ended = True
+        return self.wrap(body) + self.connection.last()
+
+    async def send(self, data: bytes) -> None:
+        """Wire bytes that `wrap` or `finish` gave. Raises `ConnectionBroken`."""
+        await self.connection.connection.send(data)
+
+    async def answer(self, answer: Answer) -> None:
+        """A whole answer; only while no head was sent. Raises `ConnectionBroken`."""
+        self.ended = True
+        self.status = answer.status
+        headers = [(b"content-type", answer.content_type), *answer.headers, (MIGRATABLE_HEADER, self._verdict)]
+        await self.connection.respond(answer.status, headers, answer.body)
+
+    async def fail(self, event: bytes) -> None:
+        """Break a started stream off: an error event, then no last chunk, so that nobody takes it for complete."""
+        try:
+            await self.send(self.wrap(event))
+        finally:
+            self.connection.break_off()
+
+    async def keep_alive(self, interval: float) -> None:
+        """Send a comment whenever a stream's client got nothing for `interval` seconds; runs until cancelled."""
+        while True:
+            await trio.sleep_until(self.last_write + interval)
+            if self.ended:
+                return
+            now = trio.current_time()
+            if now - self.last_write >= interval:
+                self.last_write = now
+                head_sent = self.head_sent
+                if not self.connection.connection.offer(self.wrap(_KEEP_ALIVE)):
+                    # Bytes are waiting for the client already, so it is not silent for want of a comment.
+                    self.head_sent = head_sent

@@ -1,0 +1,108 @@
+"""What to do when an attempt did not end well: a table.
+
+An attempt's failure has a kind (what was seen) and a phase (how far it had come). The table gives the action that the
+relay takes if the request may be continued and its budget allows it; `request.py` makes it a loud failure if not.
+
+What tells the actions apart is what may have happened on the worker. Before the request was sent, nothing. After a
+"queue full", nothing. In every other case the engine may have generated, and may go on generating: the old attempt is
+aborted by its rid if its worker may still live, and only a request that its format can continue goes elsewhere.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Kind(enum.Enum):
+    """What was seen. The value is the label in metrics, logs and trace rows."""
+
+    CONNECT = "connect"  #: no connection: refused, timed out, TLS
+    STALE = "stale"  #: a reused idle connection ended before any byte of an answer
+    CUT = "cut"  #: end of stream or reset in the middle of an answer
+    FIRST_TOKEN = "first_token"  #: no token within --first-token-timeout-secs
+    STALL = "stall"  #: silence for longer than --stall-timeout-secs
+    BUSY = "busy"  #: the engine says that its queue is full
+    FAILED = "failed"  #: the engine says 5xx, as a status, an error event or an abort
+    REFUSED = "refused"  #: the engine says 4xx
+    GARBAGE = "garbage"  #: broken HTTP framing, an event over the size limit, or not the format's language
+
+
+class Phase(enum.Enum):
+    """How far the attempt had come."""
+
+    DIAL = "dial"  #: nothing was sent
+    SENT = "sent"  #: no byte of an answer yet
+    ANSWERED = "answered"  #: the head of an answer, no token of this attempt
+    TOKENS = "tokens"  #: at least one token of this attempt
+
+
+class Action(enum.Enum):
+    """What to do about it."""
+
+    REDIAL = "redial"  #: the same worker, over a fresh connection, once
+    REROUTE = "reroute"  #: another worker; safe for every request, because nothing was generated
+    MIGRATE = "migrate"  #: a continuation on another worker
+    RELAY = "relay"  #: the engine's own answer goes to the client
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One row of the table."""
+
+    action: Action
+    #: Exclude the worker for everybody until a probe clears it.
+    penalty: bool = False
+    #: Uses up one of --migration-limit.
+    counts: bool = False
+    #: The worker may still be generating: tell it to stop.
+    abort: bool = False
+    #: The request may be what killed the worker.
+    suspicious: bool = False
+
+
+_DEATH_BEFORE_TOKENS = Rule(Action.MIGRATE, penalty=True, counts=True, abort=True, suspicious=True)
+_LOST = Rule(Action.MIGRATE, penalty=True, counts=True, abort=True)
+_FAILED = Rule(Action.MIGRATE, counts=True)
+
+RULES: dict[tuple[Kind, Phase], Rule] = {
+    (Kind.CONNECT, Phase.DIAL): Rule(Action.REROUTE, penalty=True),
+    (Kind.STALE, Phase.SENT): Rule(Action.REDIAL),
+    (Kind.CUT, Phase.SENT): _DEATH_BEFORE_TOKENS,
+    (Kind.CUT, Phase.ANSWERED): _DEATH_BEFORE_TOKENS,
+    (Kind.CUT, Phase.TOKENS): _LOST,
+    (Kind.FIRST_TOKEN, Phase.SENT): _LOST,
+    (Kind.FIRST_TOKEN, Phase.ANSWERED): _LOST,
+    (Kind.STALL, Phase.SENT): _LOST,
+    (Kind.STALL, Phase.ANSWERED): _LOST,
+    (Kind.STALL, Phase.TOKENS): _LOST,
+    (Kind.BUSY, Phase.ANSWERED): Rule(Action.REROUTE),
+    (Kind.FAILED, Phase.ANSWERED): _FAILED,
+    (Kind.FAILED, Phase.TOKENS): _FAILED,
+    (Kind.REFUSED, Phase.ANSWERED): Rule(Action.RELAY),
+    (Kind.REFUSED, Phase.TOKENS): Rule(Action.RELAY),
+    (Kind.GARBAGE, Phase.SENT): _LOST,
+    (Kind.GARBAGE, Phase.ANSWERED): _LOST,
+    (Kind.GARBAGE, Phase.TOKENS): _LOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One attempt's failure, kept in the request's history."""
+
+    kind: Kind
+    phase: Phase
+    #: The worker's id.
+    worker: str
+    #: One line for people: the system's or the engine's own words.
+    detail: str
+
+    @property
+    def rule(self) -> Rule:
+        """The row of the table that applies."""
+        return RULES[self.kind, self.phase]
+
+    def __str__(self) -> str:
+        words = f"{self.worker}: {self.kind.value} ({self.phase.value})"
+        return f"{words}: {self.detail}" if self.detail else words

@@ -1,0 +1,78 @@
+"""The live logical requests, by rid: for duplicates, for aborts, and for names that collide with none of them.
+
+SGLang matches an abort by prefix (0.5.23, scheduler: `req.rid.startswith(rid)`), so a rid that begins with another live
+rid would be aborted with it. Every rid made here is unrelated to all that are live.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dyn_relay.relay.request import LogicalRequest
+
+
+class LiveRequests:
+    """All logical requests in flight, under their clients' rids."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._requests: dict[str, LogicalRequest] = {}
+        #: Every rid that some worker may know, the clients' own and the attempts'; in order, for those that extend one.
+        self._names: set[str] = set()
+        self._ordered: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __contains__(self, rid: str) -> bool:
+        return rid in self._requests
+
+    def __iter__(self) -> Iterator[LogicalRequest]:
+        return iter(list(self._requests.values()))
+
+    def add(self, request: LogicalRequest) -> None:
+        """A logical request begins. Its rid must not be live."""
+        assert request.rid not in self._requests
+        self._requests[request.rid] = request
+        self.remember(request.rid)
+
+    def remove(self, request: LogicalRequest) -> None:
+        """It has ended; the names of its attempts are free again."""
+        del self._requests[request.rid]
+        for name in {request.rid, *request.attempt_rids}:
+            self.forget(name)
+
+    def fresh(self) -> str:
+        """A rid of 32 hexadecimal digits that is no prefix of a live one and extends none; not remembered."""
+        while True:
+            name = f"{self._rng.getrandbits(128):032x}"
+            if not self._related(name):
+                return name
+
+    def remember(self, name: str) -> None:
+        """An attempt is sent under this name."""
+        if name not in self._names:
+            self._names.add(name)
+            insort(self._ordered, name)
+
+    def forget(self, name: str) -> None:
+        """No attempt has this name any more."""
+        if name in self._names:
+            self._names.remove(name)
+            del self._ordered[bisect_left(self._ordered, name)]
+
+    def matching(self, prefix: str) -> list[LogicalRequest]:
+        """The live requests that an abort of `prefix` means, as stock matches them; none for an empty one."""
+        if not prefix:
+            return []
+        return [request for rid, request in self._requests.items() if rid.startswith(prefix)]
+
+    def _related(self, name: str) -> bool:
+        at = bisect_left(self._ordered, name)
+        if at < len(self._ordered) and self._ordered[at].startswith(name):
+            return True
+        return any(name[:length] in self._names for length in range(1, len(name)))

@@ -1,0 +1,40 @@
+"""Orders to workers beside the requests: to drop an attempt that was left, or everything."""
+
+from __future__ import annotations
+
+import structlog
+import trio
+
+from dyn_relay.fleet.worker import Worker
+from dyn_relay.formats.base import Outbound
+from dyn_relay.http11.client import fetch
+from dyn_relay.http11.errors import BadResponse
+from dyn_relay.http11.headers import Headers
+from dyn_relay.net import ConnectFailed, ConnectionBroken
+from dyn_relay.relay.context import Context
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger("relay")
+
+#: Seconds. An engine answers an abort from its HTTP process, at once or never.
+ORDER_TIMEOUT = 5.0
+
+
+async def tell(context: Context, worker: Worker, order: Outbound) -> bool:
+    """Best effort: True if the worker answered 200. A dead worker needs no order, so nothing is raised."""
+    headers: Headers = [(b"content-type", order.content_type)]
+    if context.config.worker_api_key:
+        headers.append((b"authorization", b"Bearer " + context.config.worker_api_key.encode()))
+    try:
+        response = await fetch(
+            context.pool,
+            worker.origin,
+            order.method,
+            order.path,
+            headers=headers,
+            body=order.body,
+            timeout=ORDER_TIMEOUT,
+        )
+    except (ConnectFailed, ConnectionBroken, BadResponse, trio.TooSlowError) as exc:
+        log.debug("order not delivered", worker=worker.id, path=order.path, error=str(exc) or type(exc).__name__)
+        return False
+    return response.status == 200

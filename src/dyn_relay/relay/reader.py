@@ -1,0 +1,126 @@
+"""The transform of an attempt: a worker's wire bytes in, the client's wire bytes out. Nothing here waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from dyn_relay.formats.base import End, Exchange, Reading
+from dyn_relay.http11.errors import BadResponse
+from dyn_relay.http11.response import ResponseReader
+from dyn_relay.http11.sse import Splitter
+from dyn_relay.relay.downstream import Downstream
+
+#: Most that is read of a worker's whole answer (an error, or the unary answer of a worker that does not stream), bytes.
+MAX_WHOLE_ANSWER = 1 << 30
+
+_LAST_WORD_RELAYED = (End.FINISHED, End.ABORTED)
+
+
+class AnswerReader:
+    """Reads one attempt's answer. Implements `net.Transform`."""
+
+    __slots__ = (
+        "_clock",
+        "_downstream",
+        "_exchange",
+        "_on_token",
+        "_splitter",
+        "_whole",
+        "_whole_size",
+        "done",
+        "first_token",
+        "last_event",
+        "last_token",
+        "reading",
+        "response",
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        downstream: Downstream,
+        *,
+        no_body: bool,
+        max_event: int,
+        on_token: Callable[[], None],
+    ) -> None:
+        """`no_body`: the request was a HEAD. `on_token`: called once, at the attempt's first token."""
+        self.response = ResponseReader(no_body=no_body)
+        self.reading: Reading | None = None
+        self.done = False
+        #: When the attempt gave its first and its newest token, and its newest body bytes; None before.
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self.last_event: float | None = None
+        self._exchange = exchange
+        self._downstream = downstream
+        self._on_token = on_token
+        self._splitter = Splitter(max_event)
+        self._whole: list[bytes] = []
+        self._whole_size = 0
+        self._clock = trio.current_time
+
+    def feed(self, data: bytes) -> bytes:
+        """Raises `BadResponse`, `EventTooLarge`."""
+        response = self.response
+        body = response.feed(data)
+        if self.reading is None:
+            if not response.head_complete:
+                return b""
+            self._head()
+        if body:
+            self.last_event = self._clock()
+        if self.reading is Reading.EVENTS:
+            return self._events(body)
+        return self._body(body, response.complete)
+
+    def eof(self) -> bytes:
+        """The worker closed. Sets `done` if that completes the answer; returns what is left to write."""
+        if not self.response.eof() or self.reading is None:
+            return b""
+        return self._events(b"") if self.reading is Reading.EVENTS else self._body(b"", True)
+
+    def _head(self) -> None:
+        response = self.response
+        self.reading = self._exchange.head(response.status, response.headers)
+        if self.reading is not Reading.WHOLE:
+            self._downstream.take_head(response.status, response.headers, sized=self.reading is Reading.OPAQUE)
+
+    def _events(self, body: bytes) -> bytes:
+        exchange = self._exchange
+        out = b""
+        if body:
+            before = exchange.attempt_tokens
+            now = self._clock()
+            out = exchange.feed(self._splitter.feed(body), now)
+            if exchange.attempt_tokens != before:
+                self.last_token = now
+                if self.first_token is None:
+                    self.first_token = now
+                    self._on_token()
+            if out:
+                self._downstream.last_write = now
+        if exchange.end is not None:
+            self.done = True
+            if exchange.streaming and exchange.end in _LAST_WORD_RELAYED:
+                return self._downstream.finish(out)
+        elif self.response.complete:
+            self.done = True  # the framing ended, the answer did not: a cut
+        return self._downstream.wrap(out) if out else b""
+
+    def _body(self, body: bytes, complete: bool) -> bytes:
+        self.done = complete
+        if self.reading is Reading.OPAQUE:
+            if complete:
+                return self._downstream.finish(body)
+            return self._downstream.wrap(body)
+        self._whole.append(body)
+        self._whole_size += len(body)
+        if self._whole_size > MAX_WHOLE_ANSWER:
+            raise BadResponse(f"the worker's answer is larger than {MAX_WHOLE_ANSWER} bytes")
+        if complete:
+            self._exchange.body(b"".join(self._whole), self._clock())
+            self._whole.clear()
+        return b""

@@ -1,0 +1,144 @@
+"""What is remembered of a logical request, for its one trace row, its one log line and the metrics."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import structlog
+
+from dyn_relay.observe.trace import TraceFile
+from dyn_relay.relay.reader import AnswerReader
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger("relay")
+
+
+class Outcome(enum.Enum):
+    """How a logical request ended; the label in metrics, logs and trace rows."""
+
+    DONE = "done"  #: the engine's own complete answer
+    COMPLETED = "completed_here"  #: nothing was left to generate at the cut; the finish was made here
+    ABORTED = "aborted"  #: an abort request named it, or the engine aborted it on somebody's wish
+    CLIENT_GONE = "client_gone"
+    ENGINE_ERROR = "engine_error"  #: the engine's own error went to the client
+    REJECTED = "rejected"  #: refused here, in the engine's words, before any worker saw it
+    FAILED = "failed"  #: our loud error
+    SHUTDOWN = "shutdown"  #: the proxy's grace period was over
+
+
+@dataclass(slots=True)
+class AttemptRecord:
+    """One attempt. Times on the loop's clock, in seconds."""
+
+    worker: str
+    url: str
+    rid: str
+    started: float
+    #: Tokens that were delivered before it, and those that it gave.
+    resumed_from: int
+    tokens: int = 0
+    ended: float = 0.0
+    first_token: float | None = None
+    last_token: float | None = None
+    #: The failure's kind, "left" if it was given up without one (client gone, abort); None if it ended well.
+    cause: str | None = "left"
+    #: The failure in words.
+    detail: str = ""
+
+    def close(self, now: float, reader: AnswerReader | None) -> None:
+        """The attempt has ended."""
+        self.ended = now
+        if reader is not None:
+            self.first_token, self.last_token = reader.first_token, reader.last_token
+
+    def row(self, number: int, since: float) -> dict[str, object]:
+        """For the trace file, nested in the request's row."""
+        return {
+            "number": number,
+            "worker": self.worker,
+            "url": self.url,
+            "rid": self.rid,
+            "started": self.started - since,
+            "first_token": None if self.first_token is None else self.first_token - since,
+            "ended": self.ended - since,
+            "tokens": self.tokens,
+            "resumed_from": self.resumed_from,
+            "cause": self.cause,
+            "detail": self.detail,
+        }
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One logical request. `wall`: its beginning in seconds since 1970; `started`: the same on the loop's clock."""
+
+    rid: str
+    path: str
+    streaming: bool
+    wall: float
+    started: float
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    outcome: Outcome = Outcome.FAILED
+    #: client, proxy or worker.
+    closed_by: str = ""
+    #: The status that the client saw; 0 if it saw none.
+    status: int = 0
+    migratable: bool = True
+    #: Why it is not migratable, or failed: a bounded label.
+    reason: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int | None = None
+    ended: float = 0.0
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds to the first token; None if there was none."""
+        times = [attempt.first_token for attempt in self.attempts if attempt.first_token is not None]
+        return times[0] - self.started if times else None
+
+    def row(self) -> dict[str, object]:
+        """For the trace file. Times in seconds since the request began, but `time`: since 1970."""
+        return {
+            "time": self.wall,
+            "rid": self.rid,
+            "path": self.path,
+            "streaming": self.streaming,
+            "outcome": self.outcome.value,
+            "status": self.status,
+            "migratable": self.migratable,
+            "reason": self.reason,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "cached_tokens": self.cached_tokens,
+            "closed_by": self.closed_by,
+            "ttft": self.ttft,
+            "duration": self.ended - self.started,
+            "attempts": [attempt.row(number, self.started) for number, attempt in enumerate(self.attempts)],
+        }
+
+
+def publish(record: RequestRecord, trace: TraceFile | None, budget_left: int) -> None:
+    """Write the request's one log line, and its one row if there is a trace file."""
+    write = log.warning if record.outcome in (Outcome.FAILED, Outcome.SHUTDOWN) else log.info
+    write(
+        "request end",
+        rid=record.rid,
+        outcome=record.outcome.value,
+        status=record.status,
+        migratable=record.migratable,
+        reason=record.reason,
+        tokens=record.completion_tokens,
+        attempts=len(record.attempts),
+        workers=[attempt.worker for attempt in record.attempts],
+        cuts=[
+            f"{attempt.cause}@{attempt.resumed_from + attempt.tokens}"
+            for attempt in record.attempts
+            if attempt.cause is not None
+        ],
+        closed_by=record.closed_by,
+        budget_left=budget_left,
+        seconds=round(record.ended - record.started, 3),
+    )
+    if trace is not None:
+        trace.write(record.row())

@@ -1,0 +1,87 @@
+"""The relay's door: a client's request comes in, becomes a logical request, and is served to its end."""
+
+from __future__ import annotations
+
+from dyn_relay.formats.base import Answer, NativeRequest, Rejected
+from dyn_relay.formats.opaque import OpaqueExchange
+from dyn_relay.http11.headers import Headers, get
+from dyn_relay.http11.server import Request, ServerConnection
+from dyn_relay.relay.context import Context
+from dyn_relay.relay.headers import native_headers, to_worker
+from dyn_relay.relay.orders import tell
+from dyn_relay.relay.request import LogicalRequest
+
+_METHOD_NOT_ALLOWED = Answer(405, b'{"detail":"Method Not Allowed"}')
+
+
+class Relay:
+    """Serves every request that is not the proxy's own."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def serve(self, connection: ServerConnection, request: Request) -> None:
+        """One request to its end. Raises `ConnectionBroken` if the client has left and nothing else is to be told."""
+        path = request.path.rstrip("/")
+        if path in self._context.format.paths:
+            await self._native(connection, request, path)
+        else:
+            await self._bridge(connection, request)
+
+    async def _native(self, connection: ServerConnection, request: Request, path: str) -> None:
+        context = self._context
+        if request.method not in context.format.methods:
+            allow: Headers = [(b"allow", b", ".join(sorted(m.encode() for m in context.format.methods)))]
+            await _answer(connection, _METHOD_NOT_ALLOWED, allow)
+            return
+        native = NativeRequest(request.method, path, request.headers, request.body)
+        try:
+            exchange = context.format.open(native, context.live.fresh())
+        except Rejected as rejected:
+            context.metrics.request_ended("rejected", None, None)
+            await _answer(connection, rejected.answer)
+            return
+        if exchange.rid in context.live:
+            context.metrics.request_ended("rejected", None, None)
+            await _answer(connection, context.format.duplicate(native, exchange.rid))
+            return
+        headers = native_headers(to_worker(request.headers, context.config))
+        await self._run(LogicalRequest(context, connection, exchange, headers, path, native=True))
+
+    async def _bridge(self, connection: ServerConnection, request: Request) -> None:
+        context = self._context
+        target = request.target.decode("ascii")
+        content_type = get(request.headers, b"content-type") or b""
+        exchange = OpaqueExchange(request.method, target, content_type, request.body, context.live.fresh())
+        headers = to_worker(request.headers, context.config)
+        await self._run(LogicalRequest(context, connection, exchange, headers, request.path, native=False))
+
+    async def _run(self, request: LogicalRequest) -> None:
+        live, metrics = self._context.live, self._context.metrics
+        live.add(request)
+        metrics.requests_in_flight.inc()
+        try:
+            await request.serve()
+        finally:
+            metrics.requests_in_flight.dec()
+            live.remove(request)
+
+    def abort(self, rid: str, *, everything: bool) -> None:
+        """Abort what stock SGLang would abort: the rids that begin with `rid`, or everything.
+
+        Live requests are followed to their current worker; nothing of them is resumed. A rid that is not live here may
+        be known to a worker (a chat completion's): then every worker is told, in the client's words.
+        """
+        context = self._context
+        requests = list(context.live) if everything else context.live.matching(rid)
+        for request in requests:
+            request.abort()
+        if everything or not requests:
+            order = context.format.abort_all() if everything else context.format.abort(rid)
+            for worker in context.fleet.workers:
+                context.chores.start_soon(tell, context, worker, order)
+
+
+async def _answer(connection: ServerConnection, answer: Answer, extra: Headers | None = None) -> None:
+    headers = [(b"content-type", answer.content_type), *answer.headers, *(extra or [])]
+    await connection.respond(answer.status, headers, answer.body)
