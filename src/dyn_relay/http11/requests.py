@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import httptools
 
 from dyn_relay.http11.errors import Refusal
-from dyn_relay.http11.headers import Headers, get_all, tokens
+from dyn_relay.http11.headers import Headers, get, get_all, tokens
 
 _REQUEST_LINE = re.compile(rb"([A-Z][A-Z-]*) ([!\"$-~]+) HTTP/1\.([01])")
-_OTHER_VERSION = re.compile(rb"[A-Z]+ [!-~]+ HTTP/[0-9](?:\.[0-9])?")
+_OTHER_VERSION = re.compile(rb"[A-Z]+ [!-~]+ HTTP/(?!1\.[01]\b)[0-9](?:\.[0-9])?")
 _ABSOLUTE = re.compile(rb"https?://[^/?]+", re.IGNORECASE)
 _HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+;=:%\[\]-]*")
 _PREFACE = b"PRI * HTTP/2.0"
@@ -46,13 +46,19 @@ class Head:
 class _Fields:
     """llhttp's callbacks for a head."""
 
-    __slots__ = ("headers",)
+    __slots__ = ("headers", "keep_alive", "parser")
 
     def __init__(self) -> None:
         self.headers: Headers = []
+        self.keep_alive = False
+        self.parser = httptools.HttpRequestParser(self)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value.strip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        # Asked here, since llhttp forgets it when a message is complete.
+        self.keep_alive = self.parser.should_keep_alive()
 
 
 def parse_head(raw: bytes) -> Head:
@@ -63,10 +69,9 @@ def parse_head(raw: bytes) -> Head:
         raise _bad_request_line(line)
     _check_bytes(raw)
     fields = _Fields()
-    parser = httptools.HttpRequestParser(fields)
     problem = ""
     try:
-        parser.feed_data(raw)
+        fields.parser.feed_data(raw)
     except httptools.HttpParserUpgrade:
         pass  # we do not upgrade, and read the body ourselves
     except httptools.HttpParserError as exc:
@@ -90,7 +95,7 @@ def parse_head(raw: bytes) -> Head:
         query=query,
         headers=headers,
         http10=http10,
-        keep_alive=parser.should_keep_alive(),
+        keep_alive=fields.keep_alive,
         length=int(lengths[0]) if lengths else 0,
         chunked=chunked,
         expects_continue=_expectation(headers, http10),
@@ -117,15 +122,15 @@ def _check_bytes(raw: bytes) -> None:
 
 def _transfer_coding(headers: Headers, problem: str) -> bool:
     """Is the body chunked? Refuses codings that we do not know, which llhttp may have refused for its own reason."""
-    if not any(name == b"transfer-encoding" for name, _ in headers):
+    values = get_all(headers, b"transfer-encoding")
+    if not values:
         return False
-    codings = tokens(headers, b"transfer-encoding")
-    if any(name == b"content-length" for name, _ in headers):
+    if get(headers, b"content-length") is not None:
         raise Refusal(400, problem or "both Content-Length and Transfer-Encoding")
-    if any(coding != b"chunked" for coding in codings):
+    if any(coding != b"chunked" for coding in tokens(headers, b"transfer-encoding")):
         raise Refusal(501, "the only transfer coding understood is chunked")
-    if len(codings) != 1:
-        raise Refusal(400, "malformed Transfer-Encoding")
+    if [value.lower() for value in values] != [b"chunked"]:
+        raise Refusal(400, problem or "malformed Transfer-Encoding")
     return True
 
 

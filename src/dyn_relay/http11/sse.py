@@ -90,9 +90,9 @@ class Splitter:
 def _payload(raw: bytes) -> bytes:
     """The data of one block."""
     if raw.startswith(b"data:") and raw.find(b"\n") >= len(raw) - 3:
-        # One line, ended by one of LF LF, LF CRLF, CRLF LF, CRLF CRLF; no split into lines of what may be 128 MiB.
-        line = raw[: raw.index(b"\n")]
-        return _value(line[:-1] if line.endswith(b"\r") else line)
+        # One line and the blank one: a single copy of what may be 128 MiB.
+        end = raw.index(b"\n")
+        return raw[6 if raw.startswith(b"data: ") else 5 : end - 1 if raw[end - 1] == 13 else end]
     lines = (line[:-1] if line.endswith(b"\r") else line for line in raw.split(b"\n"))
     return b"\n".join([_value(line) for line in lines if line.startswith(b"data:") or line == b"data"])
 
