@@ -123,7 +123,7 @@ def core_busy_ms(core: int) -> float:
 def free_ports(count: int) -> list[int]:
     """Even ports that nobody listens on now; the odd one above each is free too.
 
-    Below the range that the kernel takes for outgoing connections, or one of those may sit there by the time it is used.
+    Below the range that the kernel takes for outgoing connections: one of those might sit there by the time of use.
     """
     found: list[int] = []
     while len(found) < count:

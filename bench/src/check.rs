@@ -76,3 +76,41 @@ impl Expected {
         Err(format!("ends at token {} of {}", progress.tokens, self.tokens.len()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BODY: &[u8] = br#"{"input_ids":[5,6,7],"sampling_params":{"max_new_tokens":4},"stream":true}"#;
+
+    /// The event that shows `tokens`, `to` of them delivered.
+    fn event(tokens: &[u32], to: usize) -> String {
+        let finish = if to == 4 { r#"{"type":"length","length":4}"# } else { "null" };
+        format!("data: {{\"output_ids\":{tokens:?},\"meta_info\":{{\"finish_reason\":{finish},\"prompt_tokens\":3,\"completion_tokens\":{to}}}}}\n\n")
+    }
+
+    fn judge(stream: &str) -> Result<(), String> {
+        let (expected, mut progress) = (Expected::new(BODY), Progress::default());
+        expected.events(stream.as_bytes(), &mut progress, |_| ())?;
+        expected.whole(&progress, true)
+    }
+
+    #[test]
+    fn both_dialects_pass() {
+        let t = answer(&[5, 6, 7], 4);
+        let incremental = [event(&t[..1], 1), event(&t[1..2], 2), event(&t[2..], 4)].concat() + "data: [DONE]\n\n";
+        let cumulative = [event(&t[..1], 1), event(&t[..3], 3), event(&t, 4)].concat() + "data: [DONE]\n\n";
+        assert_eq!((judge(&incremental), judge(&cumulative)), (Ok(()), Ok(())));
+    }
+
+    #[test]
+    fn what_is_not_the_answer_fails() {
+        let t = answer(&[5, 6, 7], 4);
+        let whole = [event(&t[..2], 2), event(&t[2..], 4)];
+        assert!(judge(&whole.concat()).is_err(), "no [DONE]");
+        assert!(judge(&(whole[0].clone() + "data: [DONE]\n\n")).is_err(), "ends early");
+        assert!(judge(&(whole[1].clone() + "data: [DONE]\n\n")).is_err(), "an event lost");
+        assert!(judge(&(whole[0].clone() + &whole.concat() + "data: [DONE]\n\n")).is_err(), "an event twice");
+        assert!(judge(&(event(&[1, 2, 3, 4], 4) + "data: [DONE]\n\n")).is_err(), "other tokens");
+    }
+}
