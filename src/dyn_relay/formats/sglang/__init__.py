@@ -1,1 +1,1 @@
-"""SGLang's native HTTP format, as of 0.5.23."""
+"""Native SGLang `/generate`, token mode."""

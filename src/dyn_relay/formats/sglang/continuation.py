@@ -1,0 +1,88 @@
+"""The body of each attempt: the client's own, or "prompt + what was delivered" with what is left of its budget."""
+
+from __future__ import annotations
+
+from array import array
+
+from msgspec import Raw
+
+from dyn_relay.formats.base import Traits
+from dyn_relay.formats.sglang.request import DEFAULT_MAX_NEW_TOKENS, Request
+from dyn_relay.formats.sglang.wire import NULL, TRUE, Fields, inside, joined, raw
+
+#: The first release whose `sampling_params` are known to take `stream_interval`; an unknown key there is a 400.
+_INTERVAL_SINCE = (0, 5, 23)
+
+#: Events that a unary answer from a cumulative worker comes in: each repeats what was, so n of them are n/2 answers.
+_CUMULATIVE_EVENTS = 15
+
+#: Tokens an event from an incremental worker; deltas cost nothing but their frames.
+_INCREMENTAL_INTERVAL = 32
+
+#: Worker-specific: never sent to another worker. A rank number means nothing on an engine with other ranks.
+_BOUND_TO_WORKER = frozenset({"kv_hints", "routed_dp_rank", "data_parallel_rank"})
+
+
+def remaining(max_new_tokens: int, min_new_tokens: int, delivered: int) -> tuple[int, int]:
+    """(max, min) new tokens left after `delivered`; neither below 0, min never above max."""
+    left = max(max_new_tokens - delivered, 0)
+    return left, min(max(min_new_tokens - delivered, 0), left)
+
+
+def release(version: str | None) -> tuple[int, ...]:
+    """The leading numbers of a version, () if unknown."""
+    numbers = []
+    for part in (version or "").split("."):
+        digits = part[: next((i for i, char in enumerate(part) if not char.isdigit()), len(part))]
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if digits != part:
+            break
+    return tuple(numbers)
+
+
+def interval(request: Request, traits: Traits, delivered: int) -> int:
+    """Tokens between two events that a worker is asked for: the client's choice, ours for unary clients, 0 if none."""
+    asked = request.number("stream_interval", 0)
+    if request.stream or asked:
+        return max(asked or 0, 0)
+    if release(traits.version) < _INTERVAL_SINCE or "stream_interval" in request.sampling:
+        return 0
+    left, _ = remaining(request.max_new_tokens or 0, 0, delivered)
+    return _INCREMENTAL_INTERVAL if traits.incremental else max(-(-left // _CUMULATIVE_EVENTS), 1)
+
+
+def first(request: Request, traits: Traits, rid: str) -> bytes:
+    """Attempt 0: a stream's body byte for byte, but for a `rid` if it has none; a unary one turned into a stream."""
+    if request.stream:
+        return request.body if request.rid else request.named(rid)
+    return request.edited({"stream": TRUE, "rid": raw(rid)}, _paced(request, traits, 0))
+
+
+def later(request: Request, traits: Traits, rid: str, ids: array[int]) -> bytes:
+    """Any other attempt: the original request while nothing was delivered, a continuation from then on."""
+    fields: Fields = {"stream": TRUE, "rid": raw(rid)}
+    sampling = {} if request.stream else _paced(request, traits, len(ids))
+    if not ids:
+        return request.edited(fields, sampling, _BOUND_TO_WORKER)
+    delivered = ",".join(map(str, ids)).encode()
+    fields["input_ids"] = joined([inside(request.prompt or NULL), delivered])
+    budget = request.max_new_tokens
+    most, least = remaining(
+        DEFAULT_MAX_NEW_TOKENS if budget is None else budget,
+        request.min_new_tokens,
+        len(ids),
+    )
+    sampling["max_new_tokens"] = raw(most)
+    if request.min_new_tokens or "min_new_tokens" in request.sampling:
+        sampling["min_new_tokens"] = raw(least)
+    if bytes(request.fields.get("logprob_start_len", NULL)) not in (b"null", b"-1"):
+        # The client has them already, and asking again would forbid the worker to reuse its cached prefix.
+        fields["logprob_start_len"] = Raw(b"-1")
+    return request.edited(fields, sampling, _BOUND_TO_WORKER | {"text"})
+
+
+def _paced(request: Request, traits: Traits, delivered: int) -> Fields:
+    chosen = interval(request, traits, delivered)
+    return {"stream_interval": raw(chosen)} if chosen and not request.number("stream_interval", 0) else {}

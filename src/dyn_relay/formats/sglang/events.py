@@ -1,0 +1,133 @@
+"""One server-sent event of SGLang, read no further than the hot path needs, and what kind of word it is."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from dyn_relay.formats.base import End
+from dyn_relay.formats.sglang.wire import Foreign, inside, read
+
+DONE = b"[DONE]"
+DONE_EVENT = b"data: [DONE]\n\n"
+
+_EMPTY = Raw(b"")
+
+
+class Finish(msgspec.Struct, gc=False):
+    """`meta_info.finish_reason`. Queue aborts leave out `status_code` and `err_type` (SGLang 0.5.23)."""
+
+    type: str
+    message: str | None = None
+    status_code: int | None = None
+
+
+class Meta(msgspec.Struct, gc=False):
+    """What every event is asked for of its `meta_info`."""
+
+    finish_reason: Finish | None = None
+    completion_tokens: int | UnsetType = UNSET
+    prompt_tokens: int | UnsetType = UNSET
+    weight_version: Any = None
+
+
+class Delta(msgspec.Struct, gc=False):
+    """An event whose token ids are wanted one by one: those of incremental streams are few."""
+
+    output_ids: list[int] | UnsetType = UNSET
+    meta_info: Meta | None = None
+    error: Raw = _EMPTY
+
+
+class Whole(msgspec.Struct, gc=False):
+    """An event whose token ids are only counted: those of a cumulative stream are all that there are so far."""
+
+    output_ids: Raw = _EMPTY
+    meta_info: Meta | None = None
+    error: Raw = _EMPTY
+    #: Which of several answers; single requests have none.
+    index: int | UnsetType = UNSET
+
+
+class ErrorObject(msgspec.Struct):
+    """The object under `error`; a plain string is the message alone."""
+
+    message: str = ""
+    code: int = 400
+
+
+_error = msgspec.json.Decoder(ErrorObject | str)
+delta_decoder = msgspec.json.Decoder(Delta)
+whole_decoder = msgspec.json.Decoder(Whole)
+
+#: 503s of the scheduler that say "not now" rather than "broken": another worker may take the request.
+BUSY_MESSAGES = (
+    "The request queue is full",
+    "The request is aborted by a higher priority request",
+    "Request waiting timeout reached",
+)
+
+
+class Kind(enum.Enum):
+    """What an event says."""
+
+    PROGRESS = "progress"
+    FINISH = "finish"  #: the engine's own end: stop, length, or an abort that somebody asked for
+    ABORT_ECHO = "abort echo"  #: an abort of a request that was not running: its lists are no deltas
+    ERROR = "error"  #: an error object, or an abort with a status code: never part of an answer
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """An engine's error, however it was wrapped. `code` is an HTTP status."""
+
+    code: int
+    message: str
+
+    def end(self, tokens: int) -> End:
+        """What it does to an attempt that had generated `tokens`."""
+        if 400 <= self.code < 500:
+            return End.REFUSED
+        if self.code == 503 and tokens == 0 and self.message.startswith(BUSY_MESSAGES):
+            return End.BUSY
+        return End.FAILED
+
+
+def count(ids: Raw) -> int:
+    """Number of elements of a flat array of numbers, without reading them."""
+    body = bytes(ids)
+    commas = body.count(b",")
+    return commas + 1 if commas or inside(body) else 0
+
+
+def kind(event: Delta | Whole) -> Kind:
+    """Classify an event. Raises `Foreign` if it has neither `meta_info` nor `error`."""
+    meta = event.meta_info
+    if meta is None:
+        if not bytes(event.error):
+            raise Foreign("neither meta_info nor error")
+        return Kind.ERROR
+    finish = meta.finish_reason
+    if finish is None:
+        return Kind.PROGRESS
+    if finish.type != "abort":
+        return Kind.FINISH
+    if finish.status_code is not None:
+        return Kind.ERROR
+    return Kind.ABORT_ECHO if meta.prompt_tokens is UNSET else Kind.FINISH
+
+
+def fault(event: Delta | Whole) -> Fault:
+    """The error that a `Kind.ERROR` event carries. Raises `Foreign`, `NotJson`."""
+    if event.meta_info is not None and event.meta_info.finish_reason is not None:
+        finish = event.meta_info.finish_reason
+        return Fault(finish.status_code or 500, finish.message or "")
+    return error_object(event.error)
+
+
+def error_object(error: bytes | Raw) -> Fault:
+    """Read `{"message", "code"}` or a string. Raises `Foreign`, `NotJson`."""
+    body = read(_error, error)
+    return Fault(400, body) if isinstance(body, str) else Fault(body.code, body.message)

@@ -1,0 +1,216 @@
+"""One logical request to native `/generate`: what the relay drives. `Reader` looks into the answers."""
+
+from __future__ import annotations
+
+from dyn_relay.formats.base import (
+    Answer,
+    CannotComplete,
+    End,
+    Headers,
+    Outbound,
+    Reading,
+    Traits,
+    Verdict,
+)
+from dyn_relay.formats.sglang import continuation, errors, fold
+from dyn_relay.formats.sglang.admission import judge
+from dyn_relay.formats.sglang.dialect import Dialect
+from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, error_object
+from dyn_relay.formats.sglang.ledger import Attempt
+from dyn_relay.formats.sglang.reader import Reader
+from dyn_relay.formats.sglang.request import Request, header
+from dyn_relay.formats.sglang.wire import Fields, plain, read_fields, write
+
+PATH = "/generate"
+
+#: Seconds that a token may take before its silence counts, for engines that were asked to say less.
+_SECONDS_A_TOKEN = 0.1
+
+#: What only the engine can put into a finish: (the request's switch, the answer's field).
+_ONLY_THE_ENGINE = (("return_routed_experts", "routed_experts"), ("return_indexer_topk", "indexer_topk"))
+
+
+class SglangExchange(Reader):
+    """See `dyn_relay.formats.base.Exchange`."""
+
+    def __init__(self, request: Request, rid: str, *, resume_aborts: bool) -> None:
+        super().__init__(request, rid, resume_aborts=resume_aborts)
+        self.prompt_tokens = request.prompt_tokens
+        #: Those of the worker that attempt 0 was admitted for.
+        self._traits = Traits()
+        self._status = 0
+        self._content_type = b""
+        #: A worker's answer that was no stream.
+        self._whole: Answer | None = None
+        #: The finish that was made here.
+        self._local: tuple[Fields, Fields] | None = None
+
+    def admit(self, traits: Traits) -> Verdict:
+        """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
+        self._traits = traits
+        self.verdict = judge(self._request, traits)
+        return self.verdict
+
+    def fingerprint(self) -> bytes:
+        """32 bytes; see `Request.fingerprint`."""
+        return self._request.fingerprint()
+
+    def compatible(self, traits: Traits) -> bool:
+        """May a later attempt go to a worker with these traits? What a worker does not say is no obstacle."""
+        mine = self._traits
+        if traits.text is True and self.verdict.migratable:
+            return False
+        if mine.model is not None and traits.model is not None and mine.model != traits.model:
+            return False
+        if traits.max_input is not None and self.prompt_tokens + self.delivered > traits.max_input:
+            return False
+        defaults = mine.sampling_defaults, traits.sampling_defaults
+        return None in defaults or defaults[0] == defaults[1]
+
+    def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
+        """Begin the next attempt. Raises `CannotComplete` if something was delivered that cannot be continued."""
+        request, number = self._request, self._attempt.number + 1
+        self._require_continuable()
+        self._settle()
+        if number == 0:
+            self._ledger.opened = now
+            rid = request.rid or rid
+        hint = None if traits.incremental is None else Dialect.INCREMENTAL if traits.incremental else Dialect.CUMULATIVE
+        pace = continuation.interval(request, traits, self.delivered) if self.verdict.migratable else 0
+        self._whole = None
+        self._begin(Attempt(number, rid, self.delivered, now, hint, pace))
+        if not self.verdict.migratable:
+            return Outbound(request.method, PATH, request.body, request.content_type)
+        if number == 0:
+            body = continuation.first(request, traits, rid)
+        else:
+            body = continuation.later(request, traits, rid, self._ledger.ids)
+        return Outbound(request.method, PATH, body)
+
+    def stall_allowance(self) -> float:
+        """Seconds that the asked-for cadence explains."""
+        return self._attempt.interval * _SECONDS_A_TOKEN
+
+    def head(self, status: int, headers: Headers) -> Reading:
+        """The head of the current attempt's answer is there."""
+        self._status = status
+        self._content_type = header(headers, b"content-type") or b"application/json"
+        if 200 <= status < 300:
+            if self._content_type.lower().startswith(b"text/event-stream"):
+                return Reading.EVENTS
+            if not self.verdict.migratable:
+                return Reading.OPAQUE
+        return Reading.WHOLE
+
+    def body(self, data: bytes, now: float) -> None:
+        """The whole body of an error, or of a worker that answers a stream's request in one piece. Sets `end`."""
+        if self._status >= 400:
+            self._whole = Answer(self._status, data, self._content_type)
+            self.detail = _excerpt(data)
+            self.end = End.BUSY if self._status == 503 else End.FAILED if self._status >= 500 else End.REFUSED
+            return
+        if self._status == 200 and not self.streaming:
+            self.feed(((b"", data), (b"", DONE)), now)
+            if self.end is End.FINISHED and self._attempt.rid == self.rid and not self._attempt.base:
+                self._whole = Answer(200, data, self._content_type)
+            return
+        self._stop(End.GARBAGE, f"status {self._status}, {self._content_type.decode('latin-1')}")
+
+    def last_words(self) -> bytes:
+        """The held-back error event and the terminator that stock sends after it."""
+        return self._held + DONE_EVENT if self._held else b""
+
+    def complete(self, now: float) -> bytes | None:
+        """After a cut: can the answer be finished without a worker? Raises `CannotComplete`."""
+        if self._finished:
+            self.end = End.ABORTED if self._aborted else End.FINISHED
+            return DONE_EVENT if self.streaming else b""
+        self._require_continuable()
+        if not self.verdict.migratable:
+            return None
+        self._settle()
+        reason = self._own_finish()
+        if reason is None or self._ledger.template is None:
+            return None
+        missing = self._only_the_engine_has()
+        if missing:
+            raise CannotComplete(missing)
+        return self._finish(self._ledger.template, reason, now)
+
+    def abort(self, now: float) -> bytes | None:
+        """Somebody aborted the request while no worker had it: end the answer as the engine would have."""
+        if self._finished:
+            return self.complete(now)
+        if not self.verdict.migratable:
+            return None
+        self._settle()
+        if self._ledger.template is None:
+            return self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
+        return None if self._only_the_engine_has() else self._finish(self._ledger.template, fold.ABORTED, now)
+
+    def _only_the_engine_has(self) -> str:
+        return next((field for asked, field in _ONLY_THE_ENGINE if self._request.asks(asked)), "")
+
+    def _finish(self, template: tuple[Fields, Fields], reason: dict[str, object], now: float) -> bytes:
+        self._local = fold.finish(
+            template,
+            reason,
+            self._ledger.spans,
+            now - self._ledger.opened,
+            self._dialect or self._attempt.hint or Dialect.CUMULATIVE,
+            self._attempt.last_delta,
+        )
+        self.end = End.ABORTED if reason["type"] == "abort" else End.FINISHED
+        return b"data: " + write(self._local[0]) + b"\n\n" + DONE_EVENT if self.streaming else b""
+
+    def answer(self, now: float) -> Answer:
+        """The whole answer, after `end` or `complete`; also for streams whose worker answered with a status."""
+        if self._whole is not None:
+            return self._whole
+        if self._fault is not None:
+            return errors.unary(self._fault)
+        body, meta = self._local or self._view(now, self._attempt.tokens).event(self._attempt.newest)
+        incremental = self._attempt.dialect is not None and self._attempt.dialect.ids_are_deltas
+        text = "".join(self._attempt.text) if incremental and self._attempt.text and not self._echo else None
+        sent = self._sent[0] + now - self._sent[1] if self._sent is not None else None
+        return Answer(200, fold.unary(self._ledger, body, meta, text, sent))
+
+    def failure(self, status: int, reason: str, message: str, started: bool) -> Answer:
+        """The relay's own error. Says `delivered` and `started`."""
+        return errors.failure(status, reason, message, self.delivered, started)
+
+    def failure_event(self, status: int, reason: str, message: str) -> bytes:
+        """The relay's own error inside a started stream."""
+        return errors.failure_event(status, reason, message, self.delivered)
+
+    def crossed_versions(self) -> bool:
+        """True if the answer's tokens come from more than one weight version."""
+        spans = list(self._ledger.spans)
+        if not self._settled:
+            spans += self._attempt.spans()
+        return len({str(span.version) for span in spans if span.version is not None and span.end > span.start}) > 1
+
+    def _require_continuable(self) -> None:
+        if not self.verdict.migratable and (self._shown or self._ledger.first is not None):
+            raise CannotComplete(self.verdict.reason)
+
+    def _own_finish(self) -> dict[str, object] | None:
+        """The finish reason that the delivered tokens call for, if any; the order is the engine's."""
+        ids, request = self._ledger.ids, self._request
+        if not ids:
+            return None
+        if len(ids) > request.min_new_tokens and request.stop_token(ids[-1]):
+            return {"type": "stop", "matched": ids[-1]}
+        if request.max_new_tokens is not None and len(ids) >= request.max_new_tokens:
+            return {"type": "length", "length": len(ids)}
+        return None
+
+
+def _excerpt(data: bytes) -> str:
+    """A line for the log from an engine's error body, whatever its shape."""
+    try:
+        fields = read_fields(data)
+        found = error_object(fields["error"]).message if "error" in fields else str(plain(fields["message"]))
+    except (ValueError, KeyError):
+        found = data[:200].decode("utf-8", "replace")
+    return found[:200]

@@ -1,0 +1,85 @@
+"""Answers that no single event holds: the unary body made from a stream, and a finish made without a worker."""
+
+from __future__ import annotations
+
+from msgspec import Raw
+
+from dyn_relay.formats.sglang.dialect import Dialect
+from dyn_relay.formats.sglang.ledger import Ledger
+from dyn_relay.formats.sglang.rebase import IDS, Rule, rule
+from dyn_relay.formats.sglang.spans import Span, render
+from dyn_relay.formats.sglang.wire import NULL, Fields, is_list, raw, read_rows, write
+
+SENT = "response_sent_to_client_ts"
+
+#: The finish reasons of SGLang 0.5.23 for a request that is aborted while it runs, and while it waits.
+ABORTED: dict[str, object] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+ABORTED_IN_QUEUE: dict[str, object] = {"type": "abort", "message": "Abort in waiting queue"}
+
+_NOTHING = Raw(b"[]")
+
+
+def unary(ledger: Ledger, body: Fields, meta: Fields, text: str | None, sent: float | None) -> bytes:
+    """A unary answer from the last event's cumulative view, in stock's order of keys.
+
+    `sent` is the engine's wall clock now: stock puts it last. Releases that tell the prompt's logprobs in the first
+    event only have them before the output's elsewhere.
+    """
+    ordered: Fields = {}
+    missing = {
+        name: value for name, value in (ledger.first or {}).items() if name.startswith("input_") and name not in meta
+    }
+    for name, value in meta.items():
+        if name.startswith("output_"):
+            ordered.update(missing)
+            missing = {}
+        if name != SENT:
+            ordered[name] = value
+    ordered.update(missing)
+    if sent is not None:
+        ordered[SENT] = raw(sent)
+    body = {**body, "meta_info": Raw(write(ordered))}
+    if text is not None and "text" in body:
+        body["text"] = raw(text)
+    return write(body)
+
+
+def finish(
+    template: tuple[Fields, Fields],
+    reason: dict[str, object],
+    spans: list[Span],
+    latency: float,
+    dialect: Dialect,
+    last_delta: int,
+) -> tuple[Fields, Fields]:
+    """The finish that a worker did not live to send, from the newest event in the client's view: nothing new in it."""
+    meta: Fields = {}
+    for name, value in template[1].items():
+        if name == SENT:
+            continue
+        meta[name] = value
+        if name == "finish_reason":
+            meta[name] = raw(reason)
+        elif dialect.rows_are_deltas and _is_delta(name, value, last_delta):
+            meta[name] = _NOTHING
+        if name == "cached_tokens" and spans:
+            meta["weight_versions"] = render(spans)
+    meta["e2e_latency"] = raw(latency)
+    body = dict(template[0])
+    if dialect.ids_are_deltas:
+        body[IDS] = _NOTHING
+    body["meta_info"] = Raw(write(meta))
+    return body, meta
+
+
+def abort_echo(rid: str) -> tuple[Fields, Fields]:
+    """What the engine says of a request that it drops before it ran: no prompt metadata, always a `text`."""
+    meta: Fields = {"id": raw(rid), "finish_reason": NULL, "completion_tokens": raw(0)}
+    return {"text": raw(""), IDS: _NOTHING, "meta_info": NULL}, meta
+
+
+def _is_delta(name: str, value: Raw, last_delta: int) -> bool:
+    kind = rule(name)
+    if not is_list(value) or not (kind is Rule.ROWS or kind is None):
+        return False
+    return kind is Rule.ROWS or len(read_rows(value)) == last_delta

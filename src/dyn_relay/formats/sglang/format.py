@@ -1,0 +1,106 @@
+"""Native SGLang `/generate` as a format of the relay."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from dyn_relay.formats.base import Answer, NativeRequest, Outbound, Traits
+from dyn_relay.formats.sglang.errors import refusal, rejected
+from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
+from dyn_relay.formats.sglang.request import Request
+from dyn_relay.formats.sglang.wire import raw, write
+
+_MODEL_INFO, _SERVER_INFO = "/model_info", "/server_info"
+
+#: Token ids are int64 in the engine.
+_ID_LIMIT = 2**63
+
+
+class SglangFormat:
+    """Stock SGLang, token mode. `on_abort="resume"` treats aborts that nobody explains as failed attempts."""
+
+    name = "sglang"
+    paths: frozenset[str] = frozenset({PATH})
+    methods: frozenset[str] = frozenset({"POST", "PUT"})
+    info_paths: tuple[str, ...] = (_MODEL_INFO, _SERVER_INFO)
+
+    def __init__(self, on_abort: Literal["relay", "resume"] = "relay") -> None:
+        self._resume_aborts = on_abort == "resume"
+
+    def open(self, request: NativeRequest, rid: str) -> SglangExchange:
+        """Begin a logical request. Raises `Rejected` for what is known to kill or wedge a stock engine (0.5.23)."""
+        parsed = Request(request)
+        if parsed.fields:
+            _protect(parsed)
+        return SglangExchange(parsed, rid, resume_aborts=self._resume_aborts)
+
+    def traits(self, infos: dict[str, bytes]) -> Traits:
+        """Read `/model_info` and `/server_info`; what is missing or unreadable stays unknown."""
+        model, server = (_object(infos.get(path, b"")) for path in (_MODEL_INFO, _SERVER_INFO))
+        merged = {**server, **model}
+        skips_tokenizer = merged.get("skip_tokenizer_init")
+        return Traits(
+            version=_string(merged.get("version")),
+            # A weight update from disk renames the model and its path; the tokenizer stays.
+            model=_string(merged.get("tokenizer_path")) or _string(merged.get("served_model_name")),
+            weight_version=_string(merged.get("weight_version")),
+            text=None if not isinstance(skips_tokenizer, bool) else not skips_tokenizer,
+            incremental=_boolean(merged.get("incremental_streaming_output")),
+            sampling_defaults=_defaults(merged),
+            max_input=_integer(merged.get("max_req_input_len")),
+        )
+
+    def abort(self, rid: str) -> Outbound:
+        """The request that makes a worker drop the attempt `rid`."""
+        return Outbound("POST", "/abort_request", write({"rid": raw(rid)}))
+
+    def abort_all(self) -> Outbound:
+        """The request that makes a worker drop everything."""
+        return Outbound("POST", "/abort_request", b'{"abort_all":true}')
+
+    def duplicate(self, request: NativeRequest, rid: str) -> Answer:
+        """The answer to a request whose rid is still live."""
+        return refusal(f"Duplicate request ID detected: {rid}", Request(request).stream)
+
+
+def _protect(request: Request) -> None:
+    if request.lowest < 0:
+        raise rejected("input_ids", f"input_ids contains a negative token id {request.lowest}.", request.stream)
+    if request.highest >= _ID_LIMIT:
+        raise rejected("input_ids", f"input_ids contains {request.highest}, which is no token id.", request.stream)
+    for field, least in (("logprob_start_len", -1), ("top_logprobs_num", 0)):
+        value = request.value(field)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, int) and one < least:
+                raise rejected(field, f"{field} must be at least {least}, got {one}.", request.stream)
+
+
+def _object(data: bytes) -> dict[str, object]:
+    try:
+        found: object = msgspec.json.decode(data) if data else {}
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _defaults(infos: dict[str, object]) -> dict[str, object] | None:
+    if "preferred_sampling_params" not in infos:
+        return None
+    value = infos["preferred_sampling_params"]
+    if isinstance(value, str):
+        value = _object(value.encode())
+    return value if isinstance(value, dict) else {}
+
+
+def _string(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _boolean(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _integer(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

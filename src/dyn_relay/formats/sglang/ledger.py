@@ -1,0 +1,130 @@
+"""What has been delivered: the ledger of a logical request, and the account of its current attempt."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from msgspec import Raw
+
+from dyn_relay.formats.sglang.dialect import Dialect
+from dyn_relay.formats.sglang.spans import Span, of_marks
+from dyn_relay.formats.sglang.wire import Fields, inside, read_rows
+
+
+class Rows:
+    """A list with one element a token, as bytes: what stands between its brackets, and how many elements that is."""
+
+    __slots__ = ("count", "text")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.text = bytearray()
+
+    def add(self, value: Raw) -> None:
+        """Append the elements of an array. Raises `Foreign`, `NotJson`."""
+        rows = len(read_rows(value))
+        if rows:
+            if self.count:
+                self.text += b","
+            self.text += inside(value)
+            self.count += rows
+
+    def extend(self, other: Rows) -> None:
+        """Append the elements of another list."""
+        if other.count:
+            if self.count:
+                self.text += b","
+            self.text += other.text
+            self.count += other.count
+
+
+#: A counter's value: a number, or a histogram.
+Count = int | float | list[int]
+
+
+@dataclass(slots=True)
+class Counter:
+    """A counter over the ended attempts that told it, and the tokens that they delivered."""
+
+    value: Count
+    tokens: int
+
+
+class Ledger:
+    """Over all ended attempts: the tokens that the client has (streams) or that are safe here (unary)."""
+
+    __slots__ = ("first", "first_body", "first_token", "ids", "opened", "rows", "spans", "sums", "template")
+
+    def __init__(self) -> None:
+        #: When the first attempt was dispatched and when the first token came, on the caller's clock.
+        self.opened = 0.0
+        self.first_token: float | None = None
+        #: Token ids. Those of a cumulative stream get here only when its attempt ends.
+        self.ids = array("I")
+        #: Per-token lists, `output_ids` among them, where the client's view needs them whole.
+        self.rows: dict[str, Rows] = {}
+        self.spans: list[Span] = []
+        #: Counters that add up over attempts, as far as the ended attempts told them.
+        self.sums: dict[str, Counter] = {}
+        #: Prompt metadata of the first attempt that told any; None until then.
+        self.first: Fields | None = None
+        #: The same of the event's top level.
+        self.first_body: Fields = {}
+        #: The newest event in the client's view, (top level, meta_info), from which a local finish is made.
+        self.template: tuple[Fields, Fields] | None = None
+
+
+class Attempt:
+    """One attempt's account. `base` tokens were in the ledger when it began."""
+
+    __slots__ = (
+        "base",
+        "body",
+        "dialect",
+        "events",
+        "held",
+        "hint",
+        "interval",
+        "last_delta",
+        "marks",
+        "newest",
+        "number",
+        "pieces",
+        "rid",
+        "started",
+        "text",
+        "tokens",
+        "version",
+    )
+
+    def __init__(self, number: int, rid: str, base: int, started: float, hint: Dialect | None, interval: int) -> None:
+        self.number = number
+        self.rid = rid
+        self.base = base
+        self.started = started
+        #: What the worker is known to speak, None if it does not say.
+        self.hint = hint
+        #: Tokens between two events, 0 if unknown.
+        self.interval = interval
+        #: What it has shown to speak.
+        self.dialect: Dialect | None = None
+        self.tokens = 0
+        self.last_delta = 0
+        self.events = 0
+        #: The newest event's data as it came.
+        self.newest = b""
+        #: The same in the client's view, where that differs.
+        self.body: tuple[Fields, Fields] | None = None
+        #: Points where the scalar weight_version changed, in this attempt's tokens.
+        self.marks: list[tuple[int, object]] = []
+        self.version: object = None
+        #: Per-token lists gathered from deltas.
+        self.pieces: dict[str, Rows] = {}
+        self.text: list[str] = []
+        #: A first event that waits until its dialect shows.
+        self.held: bytes = b""
+
+    def spans(self) -> list[Span]:
+        """Which weights made this attempt's tokens, in its own coordinates."""
+        return of_marks(self.marks, self.tokens)

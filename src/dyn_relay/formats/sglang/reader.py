@@ -1,0 +1,375 @@
+"""Reading the events of an attempt.
+
+Every event goes through `_account`, which checks it against the one before and keeps the count. What then happens to it
+depends on how the attempt is read:
+
+- `_plain`: the client streams and has seen only this attempt: it gets the worker's own bytes;
+- `_rebased`: the client streams and has tokens of earlier attempts, or knows the request by another rid: it gets the
+  event as the uninterrupted answer would have it, in the dialect it knows;
+- `_folded`: the client does not stream: nothing is sent, and the newest event and the gathered deltas make the answer;
+- `_blind`: the request is not migratable: whole events pass, and only errors before an answer are held back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec import UNSET, Raw
+
+from dyn_relay.formats.base import CannotComplete, End, Event, Verdict
+from dyn_relay.formats.sglang.dialect import Dialect, deltas
+from dyn_relay.formats.sglang.events import (
+    DONE,
+    Delta,
+    Fault,
+    Kind,
+    Whole,
+    count,
+    delta_decoder,
+    fault,
+    kind,
+    whole_decoder,
+)
+from dyn_relay.formats.sglang.fold import SENT
+from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
+from dyn_relay.formats.sglang.rebase import IDS, Rule, View, add_counters, may_be_rows, rule, snapshot
+from dyn_relay.formats.sglang.request import Request
+from dyn_relay.formats.sglang.spans import shift
+from dyn_relay.formats.sglang.wire import Foreign, NotJson, is_list, plain, raw, read, read_fields, read_rows, write
+
+_ids = msgspec.json.Decoder(list[int])
+
+
+class Reader:
+    """The events of one logical request's attempts, in order; the part of an exchange that looks into answers."""
+
+    def __init__(self, request: Request, rid: str, *, resume_aborts: bool) -> None:
+        self.rid = request.rid or rid
+        self.streaming = request.stream
+        self.delivered = 0
+        self.attempt_tokens = 0
+        self.cached_tokens: int | None = None
+        self.end: End | None = None
+        self.detail = ""
+        #: Changes if the worker's answers turn out not to be continuable.
+        self.verdict = Verdict(request.unreadable)
+        self._request = request
+        self._resume_aborts = resume_aborts
+        self._ledger = Ledger()
+        self._attempt = Attempt(-1, "", 0, 0.0, None, 0)
+        #: The attempt's account is in the ledger.
+        self._settled = True
+        #: What the client has been shown to be spoken to in; None while all readings agree.
+        self._dialect: Dialect | None = None if request.stream else Dialect.CUMULATIVE
+        self._take: Callable[[bytes, bytes, float], bytes] = self._blind
+        self._finished = self._aborted = self._echo = False
+        #: Something of a request that is not migratable has gone to the client.
+        self._shown = False
+        #: Tokens by choice, for those.
+        self._counts: dict[int, int] = {}
+        self._held = b""
+        self._fault: Fault | None = None
+        #: The engine's wall clock, and ours at the time.
+        self._sent: tuple[float, float] | None = None
+
+    def _begin(self, attempt: Attempt) -> None:
+        self._attempt, self._settled = attempt, False
+        self.attempt_tokens = 0
+        self.end, self.detail, self._held, self._fault = None, "", b"", None
+        self._finished = self._aborted = self._echo = False
+        if not self.verdict.migratable:
+            self._take = self._blind
+        elif not self.streaming:
+            self._take = self._folded
+        else:
+            self._take = self._plain if attempt.rid == self.rid and not attempt.base else self._rebased
+
+    def feed(self, events: Sequence[Event], now: float) -> bytes:
+        """Take whole events; return what the client's body gets."""
+        out: list[bytes] = []
+        try:
+            for whole, data in events:
+                if self.end is not None:
+                    break
+                if not data:
+                    if self.streaming:
+                        out.append(whole)
+                elif data == DONE:
+                    out.append(self._done(whole))
+                else:
+                    out.append(self._take(whole, data, now))
+        except (ValueError, KeyError, OverflowError, msgspec.DecodeError) as exc:
+            # NotJson and Foreign are ValueErrors; so is a count that does not add up.
+            self._stop(End.GARBAGE, str(exc))
+        return b"".join(out)
+
+    def _stop(self, end: End, detail: str) -> None:
+        self.end, self.detail = end, detail
+
+    def _done(self, whole: bytes) -> bytes:
+        if not self._finished and self._take != self._blind:
+            raise Foreign("[DONE] without a finish")
+        self.end = End.ABORTED if self._aborted else End.FINISHED
+        return whole if self.streaming else b""
+
+    def _plain(self, whole: bytes, data: bytes, now: float) -> bytes:
+        try:
+            return b"" if self._account(data, now, whole) is None else whole
+        except Foreign:
+            if self._attempt.events:
+                raise
+            # Another server, or another release: its answers pass, but we cannot continue them.
+            self.verdict = Verdict(IDS)
+            self._take = self._blind
+            return self._blind(whole, data, now)
+
+    def _rebased(self, whole: bytes, data: bytes, now: float) -> bytes:
+        attempt = self._attempt
+        if self._dialect is None and self.delivered and not attempt.events:
+            if attempt.hint is not None:
+                self._dialect = attempt.hint
+            elif not attempt.held and self._waits(data):
+                attempt.held = data
+                return b""
+            else:
+                return self._release(whole, data, now)
+        return self._show(whole, data, now)
+
+    def _waits(self, data: bytes) -> bool:
+        """True for a first event that reads differently in each dialect, when the client's is not known yet."""
+        event = read(whole_decoder, data)
+        return kind(event) is Kind.PROGRESS
+
+    def _release(self, whole: bytes, data: bytes, now: float) -> bytes:
+        """The second event shows the dialect (or the first is the last one, and may as well be the default's)."""
+        held, self._attempt.held = self._attempt.held, b""
+        event = read(whole_decoder, data)
+        shown = kind(event) is not Kind.ERROR
+        if not held or not shown:
+            self._dialect = Dialect.CUMULATIVE if shown else None
+            return self._show(whole, data, now)
+        before, total = _total(read(whole_decoder, held)), _total(event)
+        self._dialect = self._spoken(data, bool(deltas(count(event.output_ids), before, total)), before, total)
+        return self._show(b"", held, now) + self._show(whole, data, now)
+
+    def _show(self, whole: bytes, data: bytes, now: float) -> bytes:
+        attempt = self._attempt
+        before = self._account(data, now, whole)
+        if before is None:
+            return b""
+        view = self._view(now, before)
+        if not view.dialect.rows_are_deltas:
+            self._gather(data)
+        attempt.body = view.event(data)
+        return b"data: " + write(attempt.body[0]) + b"\n\n"
+
+    def _folded(self, whole: bytes, data: bytes, now: float) -> bytes:
+        if self._account(data, now, whole) is not None:
+            self._gather(data)
+        return b""
+
+    def _view(self, now: float, before: int) -> View:
+        dialect = self._dialect or self._attempt.dialect or self._attempt.hint or Dialect.CUMULATIVE
+        return View(self._ledger, self._attempt, dialect, self.rid, now, before, self._echo)
+
+    def _account(self, data: bytes, now: float, whole: bytes) -> int | None:
+        """Check an event and count it. Returns the attempt's tokens before it; None if it is no part of an answer.
+
+        Raises `ValueError` if it cannot be the next event of this attempt.
+        """
+        attempt = self._attempt
+        incremental = attempt.dialect is not None and attempt.dialect.ids_are_deltas
+        event: Delta | Whole
+        try:
+            event = delta_decoder.decode(data) if incremental else whole_decoder.decode(data)
+        except msgspec.DecodeError:
+            event = read(delta_decoder, data) if incremental else read(whole_decoder, data)
+        meta = event.meta_info
+        if (meta is None or meta.finish_reason is not None) and not self._last(event, data, whole):
+            return None
+        assert meta is not None
+        total, before = meta.completion_tokens, attempt.tokens
+        if self._echo:
+            attempt.newest = data
+            return before
+        ids = event.output_ids
+        if total is UNSET or ids is UNSET:
+            raise Foreign("an event without output_ids or completion_tokens")
+        if isinstance(ids, list):
+            if len(ids) != total - before:
+                raise ValueError(f"{len(ids)} ids where completion_tokens went from {before} to {total}")
+            self._ledger.ids.extend(ids)
+        else:
+            if attempt.dialect is None:
+                self._learn(data, ids, before, total)
+            elif count(ids) != total or total < before:
+                raise ValueError(f"{count(ids)} ids where completion_tokens went from {before} to {total}")
+        if not attempt.events:
+            self._first(data, now)
+        attempt.events += 1
+        if total != before:
+            attempt.tokens = self.attempt_tokens = total
+            attempt.last_delta = total - before
+            self.delivered = attempt.base + total
+            if meta.weight_version != attempt.version:
+                attempt.version = meta.weight_version
+                attempt.marks.append((before, meta.weight_version))
+        attempt.newest = data
+        return before
+
+    def _last(self, event: Delta | Whole, data: bytes, whole: bytes) -> bool:
+        """A finish (True), or an error, which ends the attempt and is held back (False)."""
+        word = kind(event)
+        aborted = event.meta_info is not None and _type(event) == "abort"
+        if word is Kind.ERROR or (aborted and self._resume_aborts):
+            self._fail(fault(event), data, whole)
+            return False
+        self._finished, self._aborted, self._echo = True, aborted, word is Kind.ABORT_ECHO
+        return True
+
+    def _fail(self, found: Fault, data: bytes, whole: bytes) -> None:
+        self._fault = found
+        self._stop(found.end(self._attempt.tokens), found.message)
+        self._held = whole
+        if self._take == self._rebased:
+            fields = read_fields(data)
+            if "meta_info" in fields:
+                named = {**read_fields(fields["meta_info"]), "id": raw(self.rid)}
+                self._held = b"data: " + write({**fields, "meta_info": Raw(write(named))}) + b"\n\n"
+
+    def _learn(self, data: bytes, ids: Raw, before: int, total: int) -> None:
+        """Tell the attempt's dialect from an event, if it shows."""
+        attempt = self._attempt
+        shown = deltas(count(ids), before, total)
+        if shown is None:
+            return
+        attempt.dialect = self._spoken(data, shown, before, total)
+        if shown:
+            # Its ids so far were only counted: those of the first event, which said everything there was.
+            self._ledger.ids.extend(_ids.decode(read(whole_decoder, attempt.newest).output_ids))
+            self._ledger.ids.extend(_ids.decode(ids))
+        if self._dialect is None and not attempt.base:
+            self._dialect = attempt.dialect
+        for name in list(attempt.pieces):
+            known = attempt.dialect.ids_are_deltas if name == IDS else attempt.dialect.rows_are_deltas
+            if not known:
+                del attempt.pieces[name]
+
+    def _spoken(self, data: bytes, ids_are_deltas: bool, before: int, total: int) -> Dialect:
+        if not ids_are_deltas:
+            return Dialect.CUMULATIVE
+        for name, value in read_fields(read_fields(data)["meta_info"]).items():
+            if rule(name) is Rule.ROWS and is_list(value):
+                return Dialect.INCREMENTAL if deltas(len(read_rows(value)), before, total) else Dialect.MIXED
+        return Dialect.INCREMENTAL
+
+    def _first(self, data: bytes, now: float) -> None:
+        """The first event of an attempt: the prompt's metadata, and whether the answer can be continued at all."""
+        top = read_fields(data)
+        meta = read_fields(top["meta_info"])
+        ledger = self._ledger
+        if ledger.first_token is None:
+            ledger.first_token = now
+        if self._attempt.base:
+            return
+        if "text" in top:
+            self.verdict = Verdict("text")
+        if ledger.first is None:
+            snapshot(ledger, top, meta)
+            cached = plain(meta["cached_tokens"]) if "cached_tokens" in meta else None
+            self.cached_tokens = cached if isinstance(cached, int) else None
+        sent = plain(meta[SENT]) if SENT in meta else None
+        if self._sent is None and isinstance(sent, int | float):
+            self._sent = sent, now
+
+    def _gather(self, data: bytes) -> None:
+        """Keep an event's deltas where the client's view needs the whole lists."""
+        attempt = self._attempt
+        if attempt.dialect is Dialect.CUMULATIVE or self._echo:
+            return
+        top = read_fields(data)
+        if "text" in top:
+            attempt.text.append(str(plain(top["text"])))
+        lists = {IDS: top[IDS]}
+        if attempt.dialect is not Dialect.MIXED:
+            meta = read_fields(top["meta_info"])
+            lists.update({name: value for name, value in meta.items() if may_be_rows(name, value)})
+        for name, value in lists.items():
+            attempt.pieces.setdefault(name, Rows()).add(value)
+
+    def _blind(self, whole: bytes, data: bytes, now: float) -> bytes:
+        """An event of a request that is not continued: it passes, unless it says that there will be no answer."""
+        try:
+            event = read(whole_decoder, data)
+            word = kind(event)
+        except (Foreign, NotJson):
+            self._shown = True
+            return whole
+        meta = event.meta_info
+        if event.index is UNSET and word is Kind.ERROR:
+            self._fail(fault(event), data, whole)
+            return b""
+        if meta is not None and isinstance(meta.completion_tokens, int):
+            self._counts[event.index if isinstance(event.index, int) else 0] = meta.completion_tokens
+            self.delivered = self.attempt_tokens = sum(self._counts.values())
+        if event.index is UNSET and word in (Kind.FINISH, Kind.ABORT_ECHO):
+            self._finished, self._aborted = True, _type(event) == "abort"
+        self._shown = True
+        return whole
+
+    def _settle(self) -> None:
+        """Move the current attempt's account into the ledger, once. Raises `CannotComplete` if it cannot be read."""
+        if self._settled:
+            return
+        self._settled = True
+        # An event that broke halfway may have left ids that nobody was shown.
+        del self._ledger.ids[self.delivered :]
+        if self.verdict.migratable and self._attempt.tokens:
+            try:
+                self._absorb()
+            except (ValueError, KeyError, OverflowError, msgspec.DecodeError) as exc:
+                raise CannotComplete(IDS) from exc
+
+    def _absorb(self) -> None:
+        attempt, ledger = self._attempt, self._ledger
+        top = read_fields(attempt.newest)
+        meta = read_fields(top["meta_info"])
+        if self._dialect is None:
+            self._dialect = attempt.dialect or attempt.hint
+        if attempt.body is not None:
+            ledger.template = attempt.body
+        elif self.streaming:
+            ledger.template = top, meta
+        else:
+            ledger.template = self._view(attempt.started, attempt.tokens).event(attempt.newest)
+        worker = attempt.dialect
+        if worker is None or not worker.ids_are_deltas:
+            ledger.ids.extend(_ids.decode(top[IDS]))
+        if self._dialect is not Dialect.INCREMENTAL:
+            lists = {IDS: top[IDS], **{name: value for name, value in meta.items() if may_be_rows(name, value)}}
+            for name, value in lists.items():
+                self._keep(name, value, worker)
+        ledger.spans.extend(shift(attempt.spans(), attempt.base))
+        add_counters(ledger, meta, attempt.tokens)
+
+    def _keep(self, name: str, value: Raw, worker: Dialect | None) -> None:
+        attempt = self._attempt
+        rows = Rows()
+        if worker is not None and (worker.ids_are_deltas if name == IDS else worker.rows_are_deltas):
+            rows = attempt.pieces.get(name, rows)
+        else:
+            rows.add(value)
+        if rows.count == attempt.tokens:
+            self._ledger.rows.setdefault(name, Rows()).extend(rows)
+
+
+def _type(event: Delta | Whole) -> str:
+    meta = event.meta_info
+    return meta.finish_reason.type if meta is not None and meta.finish_reason is not None else ""
+
+
+def _total(event: Whole) -> int:
+    if event.meta_info is None or not isinstance(event.meta_info.completion_tokens, int):
+        raise Foreign("an event without completion_tokens")
+    return event.meta_info.completion_tokens

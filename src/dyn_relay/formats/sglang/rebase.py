@@ -1,0 +1,308 @@
+"""From one attempt's event to the client's view of it: what each field becomes after a cut. The rules are a table.
+
+Source: SGLang 0.5.23; the `spec_*` names are those of all releases since 0.4. Recent releases send speculative counters
+with the finish only, so those of an attempt that was cut are not known: the counters then describe the attempts that
+told theirs, and a ratio is recomputed only if all did.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from msgspec import Raw
+
+from dyn_relay.formats.sglang.dialect import Dialect
+from dyn_relay.formats.sglang.ledger import Attempt, Count, Counter, Ledger
+from dyn_relay.formats.sglang.spans import parse, render, shift
+from dyn_relay.formats.sglang.wire import Fields, is_list, joined, plain, raw, read_fields, read_rows, write
+from dyn_relay.formats.sglang.wire import inside as _inside
+
+
+class Rule(enum.Enum):
+    """What a field of `meta_info` becomes once the answer has more than one attempt."""
+
+    NAME = "the client's own rid"
+    FIRST = "the first attempt's value; left out if it had none"
+    SHIFT = "plus the tokens delivered before this attempt"
+    SUM = "summed over the attempts that told it"
+    RATIO = "recomputed from its summed parts, if all attempts told them"
+    ROWS = "joined, one row a token"
+    REASON = "`length` plus the tokens delivered before"
+    SPANS = "the earlier attempts' spans, then this one's, shifted"
+    MEASURED = "measured here, over all attempts"
+    SENT = "kept where an uninterrupted stream would have it"
+    LATEST = "this attempt's value"
+
+
+_BY_RULE: dict[Rule, tuple[str, ...]] = {
+    Rule.NAME: ("id",),
+    Rule.FIRST: (
+        "prompt_tokens",
+        "cached_tokens",
+        "cached_tokens_details",
+        "image_tokens",
+        "audio_tokens",
+        "video_tokens",
+        "queue_time",
+        "forward_entry_time",
+        "prefill_finished_time",
+        "storage_prefetch_wait",
+        "storage_staging_wait",
+    ),
+    Rule.SHIFT: (
+        "completion_tokens",
+        "output_token_logprobs_length",
+        "output_token_sampling_length",
+        "output_token_sampling_mask_length",
+        "output_token_sampling_logprobs_length",
+    ),
+    Rule.SUM: (
+        "num_retractions",
+        "reasoning_tokens",
+        "spec_num_correct_drafts",
+        "spec_num_proposed_drafts",
+        "spec_verify_ct",
+        "spec_correct_drafts_histogram",
+        "spec_cap_lens_histogram",
+        "spec_accept_token_num",
+        "spec_draft_token_num",
+        "spec_accept_histogram",
+    ),
+    Rule.RATIO: ("spec_accept_rate", "spec_accept_length"),
+    Rule.ROWS: (
+        "output_token_logprobs",
+        "output_top_logprobs",
+        "output_token_ids_logprobs",
+        "output_token_sampling_mask",
+        "output_token_sampling_logprobs",
+    ),
+    Rule.REASON: ("finish_reason",),
+    Rule.SPANS: ("weight_versions",),
+    Rule.MEASURED: (
+        "e2e_latency",
+        "first_token_latency",
+        "decode_throughput",
+        "request_received_ts",
+        "api_server_dispatch_finish_ts",
+    ),
+    Rule.SENT: ("response_sent_to_client_ts",),
+    Rule.LATEST: (
+        "weight_version",
+        "dp_rank",
+        "routed_experts",
+        "indexer_topk",
+        "request_finished_ts",
+        "spec_cap_length",
+        "spec_block_accept_length",
+    ),
+}
+
+RULES: dict[str, Rule] = {name: rule for rule, names in _BY_RULE.items() for name in names}
+
+#: A ratio's parts: (numerator, denominator), by release; the first pair of which both are there counts.
+RATIOS: dict[str, tuple[tuple[str, str], ...]] = {
+    "spec_accept_rate": (
+        ("spec_num_correct_drafts", "spec_num_proposed_drafts"),
+        ("spec_accept_token_num", "spec_draft_token_num"),
+    ),
+    "spec_accept_length": (("completion_tokens", "spec_verify_ct"),),
+}
+
+IDS = "output_ids"
+
+
+def rule(name: str) -> Rule | None:
+    """The rule for a field; None for one that is not known: joined if it is a list with one element a token."""
+    return RULES.get(name) or (Rule.FIRST if name.startswith("input_") else None)
+
+
+def may_be_rows(name: str, value: Raw) -> bool:
+    """May the field hold one element a token (known lists, and unknown ones: SGLang's `customized_info`)?"""
+    found = rule(name)
+    return (found is Rule.ROWS or found is None) and is_list(value)
+
+
+def added(one: Count, other: Count) -> Count:
+    """The sum of two counters, of histograms bin by bin."""
+    if isinstance(one, list) and isinstance(other, list):
+        return [left + right for left, right in zip_longest(one, other, fillvalue=0)]
+    if isinstance(one, list) or isinstance(other, list):
+        return other
+    return one + other
+
+
+def counter(value: Raw) -> Count | None:
+    """A counter's value; None if it is neither a number nor a list of integers."""
+    found = plain(value)
+    if isinstance(found, list) and all(isinstance(one, int) for one in found):
+        return found
+    return found if isinstance(found, int | float) and not isinstance(found, bool) else None
+
+
+@dataclass(slots=True)
+class View:
+    """How the client sees the events of one attempt."""
+
+    ledger: Ledger
+    attempt: Attempt
+    #: What the client sees.
+    dialect: Dialect
+    rid: str
+    now: float
+    #: The attempt's tokens before this event.
+    before: int = 0
+    #: An abort echo: its rows are whole in every dialect, its ids are no deltas.
+    echo: bool = False
+
+    def event(self, data: bytes) -> tuple[Fields, Fields]:
+        """An event's (top level, meta_info) in the client's view. Raises `Foreign`, `NotJson`."""
+        top = read_fields(data)
+        meta = self.meta(read_fields(top["meta_info"]))
+        body = dict(top)
+        if self.attempt.base and not self.echo:
+            body.pop("text", None)  # only answers without text are continued
+        body[IDS] = self._ids(top[IDS])
+        if self.ledger.first is not None and body.pop("prompt_token_ids", None) is not None:
+            body.update(self.ledger.first_body)
+        body["meta_info"] = Raw(write(meta))
+        return body, meta
+
+    def meta(self, meta: Fields) -> Fields:
+        """`meta_info` in the client's view, in the order of the event."""
+        result: Fields = {}
+        for name, value in meta.items():
+            new = self._field(name, value, meta)
+            if new is not None:
+                result[name] = new
+        for name, pairs in RATIOS.items():
+            if name in result and self.attempt.base:
+                result[name] = self._ratio(pairs, result) or result[name]
+        return result
+
+    def _field(self, name: str, value: Raw, meta: Fields) -> Raw | None:
+        base, kind = self.attempt.base, rule(name)
+        match kind:
+            case Rule.NAME:
+                return raw(self.rid)
+            case Rule.FIRST:
+                return value if self.ledger.first is None else self.ledger.first.get(name)
+            case Rule.SHIFT:
+                total = plain(value)
+                return raw(total + base) if base and isinstance(total, int) else value
+            case Rule.SUM:
+                return self._sum(name, value)
+            case Rule.REASON:
+                return self._reason(value)
+            case Rule.SPANS:
+                spans = parse(value)
+                if not self.ledger.spans or spans is None:
+                    return value if not base else None
+                return render([*self.ledger.spans, *shift(spans, base)])
+            case Rule.MEASURED:
+                return self._measured(name, value, meta) if self.attempt.number else value
+            case Rule.SENT:
+                # Uninterrupted streams have it in their first event; with metrics on, in their last one too.
+                return value if not base or "request_finished_ts" in meta else None
+            case Rule.ROWS | None:
+                return self._rows(name, value, known=kind is Rule.ROWS) if is_list(value) else value
+        return value
+
+    def _ids(self, value: Raw) -> Raw:
+        worker = self.attempt.dialect or self.dialect
+        if self.echo and self.dialect.ids_are_deltas:
+            return Raw(b"[]")
+        return self._list(IDS, value, worker.ids_are_deltas, self.dialect.ids_are_deltas)
+
+    def _rows(self, name: str, value: Raw, known: bool) -> Raw | None:
+        attempt = self.attempt
+        worker = (attempt.dialect or self.dialect).rows_are_deltas and not self.echo
+        client = self.dialect.rows_are_deltas
+        if client and worker:
+            return value
+        tail = attempt.pieces.get(name) if worker else None
+        if worker:
+            rows = tail.count if tail is not None else -1
+        else:
+            rows = attempt.tokens if known else len(read_rows(value))
+        fits = rows == attempt.tokens
+        if not client:
+            prefix = self.ledger.rows.get(name)
+            fits = fits and (prefix.count if prefix is not None else 0) == attempt.base
+        if not fits:
+            # A list that does not line up with the tokens: a known one is left out, never half of it sent.
+            return None if known else value
+        return self._list(name, value, worker, client)
+
+    def _list(self, name: str, value: Raw, worker: bool, client: bool) -> Raw:
+        if client:
+            return value if worker else joined([bytes(one) for one in read_rows(value)[self.before :]])
+        prefix, tail = self.ledger.rows.get(name), self.attempt.pieces.get(name)
+        if prefix is None and not worker:
+            return value
+        parts: list[bytes | bytearray] = [prefix.text] if prefix is not None else []
+        if not worker:
+            parts.append(_inside(value))
+        elif tail is not None:
+            parts.append(tail.text)
+        return joined(parts)
+
+    def _sum(self, name: str, value: Raw) -> Raw:
+        earlier, own = self.ledger.sums.get(name), counter(value)
+        return value if earlier is None or own is None else raw(added(earlier.value, own))
+
+    def _ratio(self, pairs: tuple[tuple[str, str], ...], meta: Fields) -> Raw | None:
+        def told(name: str) -> bool:
+            earlier = self.ledger.sums.get(name)
+            whole = rule(name) is Rule.SHIFT or (earlier is not None and earlier.tokens == self.attempt.base)
+            return whole and name in meta
+
+        for over, under in pairs:
+            if told(over) and told(under):
+                top, bottom = plain(meta[over]), plain(meta[under])
+                if isinstance(top, int | float) and isinstance(bottom, int | float) and bottom:
+                    return raw(top / bottom)
+        return None
+
+    def _reason(self, value: Raw) -> Raw:
+        if not self.attempt.base or bytes(value) == b"null":
+            return value
+        reason = read_fields(value)
+        length = plain(reason["length"]) if "length" in reason else None
+        if not isinstance(length, int):
+            return value
+        return Raw(write({**reason, "length": raw(length + self.attempt.base)}))
+
+    def _measured(self, name: str, value: Raw, meta: Fields) -> Raw:
+        ledger, old = self.ledger, plain(value)
+        elapsed = self.now - ledger.opened
+        to_first = (ledger.first_token if ledger.first_token is not None else self.now) - ledger.opened
+        if name == "e2e_latency":
+            return raw(elapsed)
+        if name == "first_token_latency":
+            return raw(to_first)
+        if name == "decode_throughput":
+            total = self.attempt.base + self.attempt.tokens
+            return raw((total - 1) / (elapsed - to_first)) if elapsed > to_first and total > 1 else value
+        # Wall-clock times of this attempt's arrival: the request arrived earlier, by the time between the dispatches.
+        return raw(old - (self.attempt.started - ledger.opened)) if isinstance(old, int | float) else value
+
+
+def snapshot(ledger: Ledger, top: Fields, meta: Fields) -> None:
+    """Keep the prompt's metadata of the first event there is; later attempts' prompts are longer than the client's."""
+    ledger.first = {name: value.copy() for name, value in meta.items() if rule(name) is Rule.FIRST}
+    ledger.first_body = {"prompt_token_ids": top["prompt_token_ids"].copy()} if "prompt_token_ids" in top else {}
+
+
+def add_counters(ledger: Ledger, meta: Fields, tokens: int) -> None:
+    """Add an ended attempt's counters, as its newest event told them."""
+    for name, value in meta.items():
+        own = counter(value) if rule(name) is Rule.SUM else None
+        if own is None:
+            continue
+        earlier = ledger.sums.get(name)
+        if earlier is None:
+            ledger.sums[name] = Counter(own, tokens)
+        else:
+            ledger.sums[name] = Counter(added(earlier.value, own), earlier.tokens + tokens)

@@ -1,0 +1,114 @@
+"""JSON that keeps the other side's own bytes: objects read one level deep, values left as `msgspec.Raw`.
+
+SGLang writes with orjson, but not every server that speaks its format does: Python's own `json` emits `NaN`, `Infinity`
+and `-Infinity`, which no strict parser takes. Such literals are *shielded*: turned into strings that no server sends,
+carried through as any other value, and turned back when the result is written.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeVar
+
+import msgspec
+from msgspec import Raw
+
+T = TypeVar("T")
+
+#: A JSON object, its values unread. Repeated keys: the last one wins, as in orjson.
+Fields = dict[str, Raw]
+
+NULL = Raw(b"null")
+TRUE = Raw(b"true")
+
+_fields = msgspec.json.Decoder(Fields)
+_rows = msgspec.json.Decoder(list[Raw])
+_encoder = msgspec.json.Encoder()
+
+_LITERAL = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b')
+_SHIELDED = re.compile(rb'"\\u0000(-?Infinity|NaN)"')
+
+
+class NotJson(ValueError):
+    """The bytes are not JSON, not even with `NaN` and the infinities allowed."""
+
+
+class Foreign(ValueError):
+    """It is JSON, but not of the shape that was asked for."""
+
+
+def shield(data: bytes) -> bytes:
+    """Replace the literals `NaN`, `Infinity`, `-Infinity` by strings; strings that contain the words stay."""
+
+    def one(match: re.Match[bytes]) -> bytes:
+        found = match[0]
+        return found if found[:1] == b'"' else b'"\\u0000%s"' % found
+
+    return _LITERAL.sub(one, data)
+
+
+def unshield(data: bytes) -> bytes:
+    """Undo `shield`."""
+    return _SHIELDED.sub(rb"\1", data)
+
+
+def read(decoder: msgspec.json.Decoder[T], data: bytes | Raw) -> T:
+    """Decode; non-finite literals come shielded. Raises `NotJson`, `Foreign`."""
+    try:
+        return decoder.decode(data)
+    except msgspec.DecodeError:
+        pass
+    shielded = shield(bytes(data))
+    try:
+        return decoder.decode(shielded)
+    except msgspec.ValidationError as exc:
+        # A wrong type may stand before a cut: only whole JSON is foreign.
+        try:
+            msgspec.json.decode(shielded)
+        except (msgspec.DecodeError, RecursionError):
+            raise NotJson(str(exc)) from None
+        raise Foreign(str(exc)) from None
+    except (msgspec.DecodeError, RecursionError) as exc:
+        raise NotJson(str(exc)) from None
+
+
+def read_fields(data: bytes | Raw) -> Fields:
+    """An object's fields. Raises `NotJson`, `Foreign`."""
+    return read(_fields, data)
+
+
+def read_rows(data: bytes | Raw) -> list[Raw]:
+    """An array's elements. Raises `NotJson`, `Foreign`."""
+    return read(_rows, data)
+
+
+def raw(value: object) -> Raw:
+    """A Python value as JSON."""
+    return Raw(_encoder.encode(value))
+
+
+def plain(value: Raw) -> object:
+    """JSON as a Python value."""
+    result: object = msgspec.json.decode(value)
+    return result
+
+
+def write(fields: Fields) -> bytes:
+    """Compact JSON; values keep their bytes. Shielded literals come out as they came in."""
+    data = _encoder.encode(fields)
+    return unshield(data) if b'"\\u0000' in data else data
+
+
+def is_list(value: Raw) -> bool:
+    """True for a JSON array."""
+    return bytes(value)[:1] == b"["
+
+
+def inside(value: bytes | Raw) -> bytes:
+    """What stands between the brackets of an array, without blanks at the ends."""
+    return bytes(value)[1:-1].strip()
+
+
+def joined(parts: list[bytes | bytearray]) -> Raw:
+    """The array of the elements in `parts`, each the inside of an array."""
+    return Raw(b"[" + b",".join([part for part in parts if part]) + b"]")
