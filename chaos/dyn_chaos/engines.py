@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -150,8 +151,15 @@ class StockServer(Server):
     detokenizer: int
     shared_memory: frozenset[Path]
 
+    def kill(self) -> None:
+        """SIGKILL everything in the group but Python's resource tracker, which then removes its semaphores and ends."""
+        for pid in processes.group(self.child.pid):
+            if "resource_tracker" not in processes.title(pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     async def stop(self) -> None:
-        """SIGKILL the group, reap it, and remove what it would leave in shared memory."""
+        """Kill it, reap it, and remove what it would leave in shared memory."""
         self.kill()
         await self.child.wait()
         for path in self.shared_memory:

@@ -63,6 +63,16 @@ def plans(streams: int, tokens: int, *, seed: int = 0, prompt: int = 24, vocabul
     return made
 
 
+def renamed(plan: Plan, prefix: str) -> Plan:
+    """The same request under another key and, if it has a rid, another rid.
+
+    A stock engine aborts a rid two seconds after its stream has ended, whoever uses it then (SGLang 0.5.23), so no rid
+    is sent twice.
+    """
+    body = {**plan.body, "rid": f"{prefix}-{plan.body['rid']}"} if "rid" in plan.body else plan.body
+    return Plan(f"{prefix}-{plan.key}", body)
+
+
 @dataclass(slots=True)
 class Watch:
     """What the clients of a load have seen so far, and a way to wait for it."""
@@ -129,6 +139,12 @@ async def send(http: httpx.AsyncClient, url: str, plan: Plan, watch: Watch, begi
     return Record(
         **parts, ended=trio.current_time() - begin, events=stream.events, done=stream.done, stray=stream.stray
     )
+
+
+async def ask_references(url: str, plans: Sequence[Plan], *, at_once: int | None = None) -> dict[str, Record]:
+    """What an undisturbed engine says to each plan, by the plan's key; asked under other rids than the plans'."""
+    records = await send_all(url, [renamed(plan, "reference") for plan in plans], at_once=at_once)
+    return {plan.key: msgspec.structs.replace(records[f"reference-{plan.key}"], key=plan.key) for plan in plans}
 
 
 async def send_all(

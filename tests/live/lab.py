@@ -52,7 +52,7 @@ class Lab:
         missing = [plan for plan in plans if plan.key not in self._references]
         if missing:
             engine = self._engines["a"]
-            self._references |= await load.send_all(engine.url, missing, at_once=4)
+            self._references |= await load.ask_references(engine.url, missing, at_once=4)
             await flush(engine.url)
             history.save(self.logs / f"references-{self.dialect}.jsonl", self._references.values())
         return {plan.key: self._references[plan.key] for plan in plans}

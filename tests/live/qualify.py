@@ -45,7 +45,7 @@ async def baseline(lab: Lab, outcome: Outcome) -> None:
     """No proxy: how far do two uninterrupted runs differ, and a run and its continuation made by hand?"""
     _, b = await lab.engines("ab")
     references = await lab.references(PLANS)
-    again = await load.send_all(b.url, PLANS)
+    again = await load.send_all(b.url, _load("again"))
     outcome.findings += check.check_all(again, references)
     outcome.facts["16 at once against 4 at once"] = _widest(again, references)
     await flush(b.url)
@@ -66,7 +66,7 @@ async def baseline(lab: Lab, outcome: Outcome) -> None:
 
 def _by_hand(reference: Record, cut: int) -> Plan:
     """The request that goes on after `cut` tokens of a complete answer."""
-    body = {**reference.body, "stream": False, "logprob_start_len": -1}
+    body = {**reference.body, "stream": False, "logprob_start_len": -1, "rid": None}
     body["input_ids"] = body["input_ids"] + fold.answer(reference).ids[:cut]
     body["sampling_params"] = {**body["sampling_params"], "max_new_tokens": TOKENS - cut}
     return Plan(reference.key, body)
@@ -78,7 +78,7 @@ async def untouched(lab: Lab, outcome: Outcome) -> None:
     references = await lab.references(PLANS)
     async with trio.open_nursery() as nursery:
         relay = await lab.relay(nursery, engines, "untouched", ())
-        records = await load.send_all(relay.url, PLANS)
+        records = await load.send_all(relay.url, _load("untouched"))
         _keep(lab, "untouched", records)
         await judge(relay.url, records, references, outcome, moved=False)
         outcome.expect(outcome.facts["migrations"] == 0, "migrations", "nothing had failed")
@@ -99,7 +99,7 @@ async def _death(
             victim.append(await busiest(relay.url, engines))
             await strike(victim[0])
 
-        records = await strike_during(relay.url, PLANS, started(BEGUN), strike_the_busiest, outcome)
+        records = await strike_during(relay.url, _load(name), started(BEGUN), strike_the_busiest, outcome)
         _keep(lab, name, records)
         await judge(relay.url, records, references, outcome, moved)
         _read_trace(lab, name, len(PLANS), outcome)
@@ -137,9 +137,9 @@ async def drain(lab: Lab, outcome: Outcome) -> None:
             draining.append(await busiest(relay.url, engines))
             draining[0].child.send(signal.SIGTERM)
             await _until_unhealthy(relay.url, draining[0].url)
-            late.update(await load.send_all(relay.url, [_renamed(plan) for plan in PLANS[:4]]))
+            late.update(await load.send_all(relay.url, [load.renamed(plan, "late") for plan in PLANS[:4]]))
 
-        records = await strike_during(relay.url, PLANS, started(BEGUN), terminate_and_send_more, outcome)
+        records = await strike_during(relay.url, _load("drain"), started(BEGUN), terminate_and_send_more, outcome)
         _keep(lab, "drain", records | late)
         wanted = references | {f"late-{plan.key}": references[plan.key] for plan in PLANS[:4]}
         await judge(relay.url, records | late, wanted, outcome, moved=False)
@@ -165,7 +165,7 @@ async def poison(lab: Lab, outcome: Outcome) -> None:
             for _ in range(2):
                 answers.extend((await load.send_all(relay.url, [deadly])).values())
 
-        records = await strike_during(relay.url, PLANS, started(BEGUN), send_poison, outcome)
+        records = await strike_during(relay.url, _load("poison"), started(BEGUN), send_poison, outcome)
         _keep(lab, "poison", records | {f"poison-{i}": answer for i, answer in enumerate(answers)})
         await judge(relay.url, records, references, outcome)
         await trio.sleep(8)  # an engine needs 5 s to die of its scheduler
@@ -198,9 +198,9 @@ CASES: dict[str, Callable[[Lab, Outcome], Awaitable[None]]] = {
 }
 
 
-def _renamed(plan: Plan) -> Plan:
-    body = {**plan.body, "rid": f"late-{plan.body['rid']}"} if "rid" in plan.body else plan.body
-    return Plan(f"late-{plan.key}", body)
+def _load(case: str) -> list[Plan]:
+    """The load under rids that no other case uses; the same keys."""
+    return [Plan(plan.key, load.renamed(plan, case).body) for plan in PLANS]
 
 
 async def _until_unhealthy(relay: str, url: str) -> None:

@@ -16,7 +16,7 @@ import trio
 from dyn_chaos import check, engines, fold, history
 from dyn_chaos.engines import Victim
 from dyn_chaos.history import Record
-from dyn_chaos.load import Plan, Watch, client, metrics, send_all, started, total
+from dyn_chaos.load import Plan, Watch, ask_references, client, metrics, send_all, started, total
 from dyn_chaos.report import Outcome
 
 #: The proxy says here whether it would rescue a request.
@@ -130,7 +130,7 @@ async def kill_worker(
     The kill comes once `after` streams have `tokens` tokens. `logs` gets the histories, the proxy's log and its trace.
     """
     outcome = Outcome("kill-worker")
-    references = await send_all(workers[0].url, plans)
+    references = await ask_references(workers[0].url, plans)
     history.save(logs / "reference.jsonl", references.values())
     relay = await engines.relay(nursery, [worker.url for worker in workers], logs, flags)
 
