@@ -53,7 +53,7 @@ impl Expected {
         let (ids, _) = numbers(&json[ids + b"\"output_ids\":".len()..]);
         let to = number(json, "completion_tokens").ok_or("no completion_tokens")?;
         let from = if ids.len() == to { 0 } else { progress.tokens };
-        if progress.finished || from + ids.len() != to || to < progress.tokens {
+        if progress.finished || from + ids.len() != to || to <= progress.tokens {
             return Err(format!("{} tokens after {}, said to be {to}", ids.len(), progress.tokens));
         }
         if self.tokens.get(from..to) != Some(&ids) {
