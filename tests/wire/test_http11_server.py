@@ -1,0 +1,499 @@
+"""The server over in-memory connections: framing both ways, limits, timeouts, draining."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from collections.abc import Awaitable, Callable
+
+import h11
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock, wait_all_tasks_blocked
+from wire_kit import connection_pair, read_all, read_until, serving
+
+from dyn_relay.http11.server import Limits, Request, ServerConnection
+from dyn_relay.net import ConnectionBroken
+
+GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
+LAST = b"GET /last HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+JSON_TYPE = [(b"content-type", b"application/json")]
+
+
+async def echo(served: ServerConnection, request: Request) -> None:
+    """Say what was asked."""
+    text = f"{request.method} {request.path} {request.query} ".encode() + request.body
+    await served.respond(200, [(b"content-type", b"text/plain")], text)
+
+
+Streaming = Callable[[ServerConnection, Request], Awaitable[None]]
+
+
+def streaming(parts: list[bytes], headers: list[tuple[bytes, bytes]] | None = None, end: bool = True) -> Streaming:
+    """A handler that streams `parts`, and ends the answer or not."""
+
+    async def handler(served: ServerConnection, request: Request) -> None:
+        await served.connection.send(served.head(200, headers or []))
+        for part in parts:
+            await served.connection.send(served.frame(part))
+        if end:
+            await served.connection.send(served.last())
+
+    return handler
+
+
+def answers(wire: bytes, methods: list[str], eof: bool = True) -> list[tuple[int, dict[bytes, bytes], bytes]]:
+    """What h11 reads as a client: status, headers and body of each answer, one a method."""
+    peer = h11.Connection(h11.CLIENT)
+    peer.receive_data(wire)
+    if eof:
+        peer.receive_data(b"")
+    found = []
+    for number, method in enumerate(methods):
+        if number:
+            peer.start_next_cycle()
+        peer.send(h11.Request(method=method, target="/", headers=[("host", "x")]))
+        peer.send(h11.EndOfMessage())
+        while not isinstance(event := peer.next_event(), h11.Response):
+            assert isinstance(event, h11.InformationalResponse), event
+        body = b""
+        while not isinstance(data := peer.next_event(), h11.EndOfMessage):
+            assert isinstance(data, h11.Data), data
+            body += data.data
+        found.append((event.status_code, dict(event.headers), body))
+    return found
+
+
+def refused(wire: bytes, status: int) -> str:
+    """Check a refusal in SGLang's shape, the connection closed after it; give its message."""
+    ((got, headers, body),) = answers(wire, ["POST"])
+    assert got == status
+    assert headers[b"connection"] == b"close"
+    assert headers[b"content-type"] == b"application/json"
+    error = json.loads(body)
+    assert list(error) == ["object", "message", "type", "param", "code"]
+    assert (error["object"], error["param"], error["code"]) == ("error", None, status)
+    return str(error["message"])
+
+
+@pytest.mark.parametrize("fragment", [1, 7, 1 << 30])
+async def test_pipelined_requests_are_answered_in_order(fragment: int) -> None:
+    wire = (
+        GET
+        + b"POST /generate/?a=b HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"
+        + b"\r\n\r\nPUT /c HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nX: y\r\n\r\n"
+        + LAST
+    )
+    async with serving(echo, fragment=fragment) as server:
+        got = answers(await server.talk(wire), ["GET", "POST", "PUT", "GET"])
+    assert [(status, body) for status, _, body in got] == [
+        (200, b"GET /x  "),
+        (200, b"POST /generate/ a=b hello"),
+        (200, b"PUT /c  abc"),
+        (200, b"GET /last  "),
+    ]
+    assert [headers.get(b"connection") for _, headers, _ in got] == [None, None, None, b"close"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    bodies=st.lists(st.tuples(st.booleans(), st.binary(max_size=60)), min_size=1, max_size=4),
+    fragment=st.integers(1, 90),
+)
+async def test_any_fragmentation_gives_the_same_requests(bodies: list[tuple[bool, bytes]], fragment: int) -> None:
+    wire = b""
+    for in_chunks, body in bodies:
+        halves = [half for half in (body[: len(body) // 2], body[len(body) // 2 :]) if half]
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(half), half) for half in halves) + b"0\r\n\r\n"
+        framed = b"Transfer-Encoding: chunked\r\n\r\n" + chunks
+        sized = b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+        wire += b"POST / HTTP/1.1\r\nHost: a\r\n" + (framed if in_chunks else sized)
+    client, connection = connection_pair()
+    connection.fragment = fragment
+    await client.send(wire)
+    client.end_sending()
+    served = ServerConnection(connection, Limits())
+    got = []
+    while (request := await served.receive()) is not None:
+        got.append(request.body)
+    assert got == [body for _, body in bodies]
+
+
+async def test_broken_rules_are_answered_and_the_connection_closed() -> None:
+    async with serving(echo) as server:
+        assert "CR or LF" in refused(await server.talk(b"GET / HTTP/1.1\r\nA: b\nHost: a\r\n\r\n" + GET), 400)
+        refused(await server.talk(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), 400)
+        refused(await server.talk(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n"), 501)
+        refused(await server.talk(b"POST / HTTP/1.1\r\nHost: a\r\nExpect: more\r\nContent-Length: 1\r\n\r\nx"), 417)
+        chunks = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello0\r\n\r\n"
+        refused(await server.talk(chunks + GET), 400)
+        # A request before the broken one is answered first.
+        ok, bad = answers(await server.talk(GET + b"garbage\r\n\r\n"), ["GET", "GET"])
+    assert (ok[0], bad[0]) == (200, 400)
+    assert server.errors == []
+
+
+async def test_a_head_of_bare_line_feeds_is_refused_without_waiting_for_its_end(autojump_clock: MockClock) -> None:
+    async with serving(echo, fragment=3) as server:
+        client = await server.connect()
+        await client.send(b"GET / HTTP/1.1\nHost: a\n\n")
+        refused(await read_all(client), 400)
+        assert trio.current_time() < 1  # client and server were never idle: nobody timed out
+
+
+async def test_a_head_over_the_limit(autojump_clock: MockClock) -> None:
+    limits = Limits(max_head=200)
+    padding = b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"x" * (200 - 32)
+    async with serving(echo, limits) as server:
+        exact = padding + b"\r\n\r\n"
+        assert len(exact) == 200
+        client = await server.connect()
+        await client.send(exact)
+        assert (await read_until(client, b"GET /  ")).startswith(b"HTTP/1.1 200")
+        assert "200 bytes" in refused(await server.talk(padding + b"x\r\n\r\n"), 431)
+        assert "200 bytes" in refused(await server.talk(padding + b"x" * 100), 431)
+
+
+async def test_j2_a_body_over_the_limit_is_refused_before_it_is_read(autojump_clock: MockClock) -> None:
+    limits = Limits(max_body=1000)
+    head = b"POST /generate HTTP/1.1\r\nHost: a\r\n"
+    async with serving(echo, limits) as server:
+        client = await server.connect()
+        await client.send(head + b"Content-Length: 1001\r\n\r\n")
+        answer = await read_all(client)
+        assert "1000 bytes" in refused(answer, 413)
+        client.close()
+        # One at the limit passes.
+        client = await server.connect()
+        await client.send(head + b"Connection: close\r\nContent-Length: 1000\r\n\r\n" + b"x" * 1000)
+        ((status, _, body),) = answers(await read_all(client), ["POST"])
+        assert (status, len(body)) == (200, len("POST /generate  ") + 1000)
+        # A chunked body is refused when it crosses the limit.
+        client = await server.connect()
+        await client.send(head + b"Transfer-Encoding: chunked\r\n\r\n3e8\r\n" + b"x" * 1000 + b"\r\n")
+        await wait_all_tasks_blocked()
+        await client.send(b"ffffff\r\nx")
+        assert "1000 bytes" in refused(await read_all(client), 413)
+
+
+async def test_j2_a_client_that_reads_only_after_sending_gets_the_413(autojump_clock: MockClock) -> None:
+    async with serving(echo, Limits(max_body=1000)) as server:
+        server.network.capacity = 4096
+        client = await server.connect()
+        await client.send(b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n" + b"x" * 100000)
+        refused(await read_all(client), 413)
+
+
+async def test_expect_continue_is_answered_after_the_check_of_the_limit(autojump_clock: MockClock) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nExpect: 100-continue\r\n"
+    async with serving(echo, Limits(max_body=10)) as server:
+        client = await server.connect()
+        await client.send(head + b"Content-Length: 5\r\n\r\n")
+        assert await client.receive() == b"HTTP/1.1 100 Continue\r\n\r\n"
+        await client.send(b"hello")
+        assert answers(await read_all(client), ["POST"])[0][2] == b"POST /  hello"
+        # Too large: no invitation to send it.
+        client = await server.connect()
+        await client.send(head + b"Content-Length: 11\r\n\r\n")
+        answer = await read_all(client)
+        assert b"100 Continue" not in answer
+        refused(answer, 413)
+        # Already sent: no need.
+        assert b"100 Continue" not in await server.talk(head + b"Content-Length: 5\r\n\r\nhello")
+        client = await server.connect()
+        await client.send(head + b"Transfer-Encoding: chunked\r\n\r\n")
+        assert await client.receive() == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.close()
+
+
+async def test_a_head_must_arrive_in_time_from_its_first_byte(autojump_clock: MockClock) -> None:
+    async with serving(echo, Limits(head_timeout=30, idle_timeout=90)) as server:
+        client = await server.connect()
+        await trio.sleep(80)
+        await client.send(b"GET /")
+        started = trio.current_time()
+        refused(await read_all(client), 408)
+        assert trio.current_time() - started == pytest.approx(30)
+
+
+async def test_d2_an_idle_connection_lives_for_the_idle_time_and_ends_silently(autojump_clock: MockClock) -> None:
+    assert Limits().idle_timeout >= 75
+    async with serving(echo) as server:
+        client = await server.connect()
+        for _ in range(3):
+            await trio.sleep(80)
+            await client.send(GET)
+            assert (await read_until(client, b"GET /x  ")).startswith(b"HTTP/1.1 200")
+        started = trio.current_time()
+        assert await read_all(client) == b""
+        assert trio.current_time() - started == pytest.approx(Limits().idle_timeout)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 100\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n64\r\n"])
+async def test_a_body_may_be_slow_but_not_silent(framing: bytes, autojump_clock: MockClock) -> None:
+    async with serving(echo, Limits(body_idle_timeout=60)) as server:
+        client = await server.connect()
+        await client.send(b"POST / HTTP/1.1\r\nHost: a\r\n" + framing)
+        for _ in range(10):
+            await trio.sleep(50)
+            await client.send(b"x")
+        started = trio.current_time()
+        refused(await read_all(client), 408)
+        assert trio.current_time() - started == pytest.approx(60)
+
+
+async def test_a_client_that_leaves_in_the_middle_is_nobody_s_request() -> None:
+    called = []
+
+    async def handler(served: ServerConnection, request: Request) -> None:
+        called.append(request)
+
+    async with serving(handler) as server:
+        for part in (b"", b"GET", b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhel"):
+            client = await server.connect()
+            await client.send(part)
+            client.end_sending()
+            assert await read_all(client) == b""
+            client = await server.connect()
+            await client.send(part)
+            client.abort()
+    assert called == []
+    assert server.errors == []
+
+
+async def test_answers_without_a_body() -> None:
+    async def handler(served: ServerConnection, request: Request) -> None:
+        await served.respond(int(request.query), JSON_TYPE, b"{}" if request.query == "200" else b"")
+
+    wire = b"".join(
+        b"%b /health?%d HTTP/1.1\r\nHost: a\r\n\r\n" % (method, status)
+        for method, status in [(b"HEAD", 200), (b"GET", 204), (b"GET", 304), (b"OPTIONS", 200)]
+    )
+    async with serving(handler) as server:
+        client = await server.connect()
+        await client.send(wire + LAST.replace(b"/last", b"/?200"))
+        got = answers(await read_all(client), ["HEAD", "GET", "GET", "OPTIONS", "GET"])
+    assert [(status, body) for status, _, body in got] == [
+        (200, b""),
+        (204, b""),
+        (304, b""),
+        (200, b"{}"),
+        (200, b"{}"),
+    ]
+    assert got[0][1][b"content-length"] == b"2"
+    assert b"content-length" not in got[1][1]
+
+
+async def test_a_stream_is_chunked_for_1_1_and_the_connection_stays() -> None:
+    async with serving(streaming([b"data: 1\n\n", b"", b"data: 2\n\n"])) as server:
+        (first, second) = answers(await server.talk(GET + LAST), ["GET", "GET"])
+    assert first[1] == {b"transfer-encoding": b"chunked"}
+    assert first[2] == second[2] == b"data: 1\n\ndata: 2\n\n"
+
+
+async def test_a_stream_for_1_0_ends_with_the_connection() -> None:
+    request = b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    async with serving(streaming([b"data: 1\n\n"])) as server:
+        ((_, headers, body),) = answers(await server.talk(request), ["GET"])
+    assert (headers, body) == ({b"connection": b"close"}, b"data: 1\n\n")
+
+
+async def test_1_0_keep_alive() -> None:
+    request = b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    async with serving(echo) as server:
+        first, second = answers(await server.talk(request + b"GET / HTTP/1.0\r\n\r\n"), ["GET", "GET"])
+    assert (first[1][b"connection"], second[1][b"connection"]) == (b"keep-alive", b"close")
+
+
+async def test_a_sized_stream_keeps_its_length_and_stays_in_it() -> None:
+    async with serving(streaming([b"abc", b"defgh"], [(b"content-length", b"5")])) as server:
+        first, second = answers(await server.talk(GET + LAST), ["GET", "GET"])
+    assert (first[1][b"content-length"], first[2], second[2]) == (b"5", b"abcde", b"abcde")
+    assert b"transfer-encoding" not in first[1]
+
+
+async def test_hop_by_hop_headers_of_an_answer_are_ours() -> None:
+    theirs = [(b"connection", b"close"), (b"transfer-encoding", b"gzip"), (b"keep-alive", b"timeout=5"), (b"x-a", b"b")]
+    async with serving(streaming([b"x"], theirs)) as server:
+        first, _ = answers(await server.talk(GET + LAST), ["GET", "GET"])
+    assert first[1] == {b"x-a": b"b", b"transfer-encoding": b"chunked"}
+
+
+async def test_a_line_end_in_a_header_is_not_sent() -> None:
+    async def handler(served: ServerConnection, request: Request) -> None:
+        await served.respond(200, [(b"x", b"a\r\nset-cookie: b")], b"")
+
+    async with serving(handler) as server:
+        assert await server.talk(GET) == b""
+    assert [type(exc) for exc in server.errors] == [ValueError]
+
+
+class Oops(Exception):
+    """A bug of a handler."""
+
+
+async def test_an_exception_before_the_answer_is_a_500_and_hurts_nobody_else() -> None:
+    ready = trio.Event()
+
+    async def handler(served: ServerConnection, request: Request) -> None:
+        if request.path == "/x":
+            raise Oops
+        await ready.wait()
+        await echo(served, request)
+
+    async with serving(handler) as server:
+        other = await server.connect()
+        await other.send(LAST)
+        assert refused(await server.talk(GET), 500) == "internal error"
+        ready.set()
+        assert answers(await read_all(other), ["GET"])[0][2] == b"GET /last  "
+    assert [type(exc) for exc in server.errors] == [Oops]
+
+
+BREAKS = ["returns", "raises", "breaks off"]
+
+
+@pytest.mark.parametrize("how", BREAKS)
+@pytest.mark.parametrize("headers", [[], [(b"content-length", b"50")]])
+async def test_c5_an_unfinished_stream_reads_as_broken(how: str, headers: list[tuple[bytes, bytes]]) -> None:
+    async def handler(served: ServerConnection, request: Request) -> None:
+        await streaming([b"data: 1\n\n"], headers, end=False)(served, request)
+        if how == "raises":
+            raise Oops
+        if how == "breaks off":
+            served.break_off()
+
+    async with serving(handler) as server:
+        wire = await server.talk(GET)
+    assert b"data: 1\n\n" in wire  # what was written still arrives
+    with pytest.raises(h11.RemoteProtocolError, match=r"peer closed connection|received \d+ bytes"):
+        answers(wire, ["GET"])
+    assert [type(exc) for exc in server.errors] == ([Oops] if how == "raises" else [])
+
+
+@pytest.mark.parametrize("how", BREAKS)
+async def test_c5_an_unfinished_stream_for_1_0_is_reset(how: str) -> None:
+    written = trio.Event()
+
+    async def handler(served: ServerConnection, request: Request) -> None:
+        await streaming([b"data: 1\n\n"], end=False)(served, request)
+        await written.wait()
+        if how == "raises":
+            raise Oops
+        if how == "breaks off":
+            served.break_off()
+
+    async with serving(handler) as server:
+        client = await server.connect()
+        await client.send(b"GET / HTTP/1.0\r\n\r\n")
+        await read_until(client, b"data: 1\n\n")
+        written.set()
+        with pytest.raises(ConnectionBroken):
+            await client.receive()
+
+
+async def test_a_sized_stream_that_lacks_bytes_is_broken_off_though_it_was_ended() -> None:
+    async with serving(streaming([b"abc"], [(b"content-length", b"5")])) as server:
+        wire = await server.talk(GET + GET)
+    assert wire.endswith(b"\r\n\r\nabc")
+
+
+async def test_a_client_that_left_is_no_error_of_the_handler() -> None:
+    left = trio.Event()
+
+    async def handler(served: ServerConnection, request: Request) -> None:
+        await left.wait()
+        await served.respond(200, [], b"x")
+
+    async with serving(handler) as server:
+        client = await server.connect()
+        await client.send(GET)
+        await wait_all_tasks_blocked()
+        client.close()
+        left.set()
+        await wait_all_tasks_blocked()
+    assert server.errors == []
+
+
+async def test_draining_answers_what_is_live_and_closes_what_is_idle() -> None:
+    ready = trio.Event()
+
+    async def handler(served: ServerConnection, request: Request) -> None:
+        if request.path == "/slow":
+            await ready.wait()
+        await echo(served, request)
+
+    async with serving(handler) as server:
+        fresh = await server.connect()
+        idle = await server.connect()
+        await idle.send(GET)
+        await read_until(idle, b"GET /x  ")
+        live = await server.connect()
+        await live.send(GET.replace(b"/x", b"/slow") + GET)
+        half = await server.connect()
+        await half.send(GET[:10])
+        await wait_all_tasks_blocked()
+        server.draining.set()
+        assert await read_all(fresh) == await read_all(idle) == b""
+        await wait_all_tasks_blocked()
+        assert not server.returned.is_set()
+        # A request whose head has begun is still served.
+        await half.send(GET[10:])
+        assert answers(await read_all(half), ["GET"])[0][1][b"connection"] == b"close"
+        assert not server.returned.is_set()
+        ready.set()
+        ((_, headers, body),) = answers(await read_all(live), ["GET"])
+        assert (headers[b"connection"], body) == (b"close", b"GET /slow  ")
+        await server.returned.wait()
+
+
+async def test_a_cancelled_server_breaks_its_streams_off() -> None:
+    async def handler(served: ServerConnection, request: Request) -> None:
+        await streaming([b"data: 1\n\n"], end=False)(served, request)
+        await trio.sleep_forever()
+
+    with trio.CancelScope() as scope:
+        async with serving(handler) as server:
+            client = await server.connect()
+            await client.send(GET)
+            await read_until(client, b"data: 1\n\n\r\n")
+            scope.cancel()
+            await trio.sleep_forever()
+    assert await read_all(client) == b""
+
+
+async def test_a_large_body_is_held_once() -> None:
+    size, part = 32 << 20, b"x" * 65536
+    bodies = []
+
+    async def handler(served: ServerConnection, request: Request) -> None:
+        bodies.append(len(request.body))
+        await served.respond(200, [], b"")
+
+    async with serving(handler) as server:
+        server.network.capacity = 65536
+        client = await server.connect()
+        await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % size)
+        await wait_all_tasks_blocked()
+        tracemalloc.start()
+        for _ in range(size // len(part)):
+            await client.send(part)
+        await client.receive()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    assert bodies == [size]
+    assert peak < 1.4 * size
+
+
+async def test_nothing_is_allocated_on_a_client_s_word() -> None:
+    async with serving(echo) as server:
+        client = await server.connect()
+        tracemalloc.start()
+        await client.send(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % (512 << 20))
+        await wait_all_tasks_blocked()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        client.close()
+    assert peak < 1 << 20
