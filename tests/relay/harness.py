@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-
 from typing import Any
 
 import trio
@@ -32,15 +31,18 @@ class World:
     workers: list[MockWorker]
     nursery: trio.Nursery
 
-
     async def ask(self, body: Any, path: str = "/generate", **kwargs: Any) -> Response:
         """One request through the proxy."""
         return await fetch(self.network, PROXY, path, body, **kwargs)
 
     async def quiet(self) -> None:
         """Return once every request, and every order to a worker, has ended."""
-        while len(self.app.live) or any(worker.in_flight for worker in self.app.fleet.workers):
-            await trio.sleep(0.01)
+        fleet = self.app.fleet
+        await _until(lambda: not len(self.app.live) and not any(worker.in_flight for worker in fleet.workers))
+
+    async def ready(self) -> None:
+        """Return once every worker is ready."""
+        await _until(lambda: all(worker.state == "ready" for worker in self.app.fleet.workers))
 
     def metric(self, name: str) -> float:
         """The value of a sample of /metrics, labels included in the name; 0 if it is not there."""
@@ -48,6 +50,12 @@ class World:
             if line.startswith(name + " "):
                 return float(line.rpartition(" ")[2])
         return 0.0
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    """Virtual time only: under an autojump clock this waits for no real time."""
+    while not true():  # noqa: ASYNC110 - what is waited for has no event of its own
+        await trio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -76,9 +84,9 @@ async def world(
         app = App(Config(**settings), network)
         listener = await network.listen("proxy", 30000)
         await nursery.start(app.serve, listener, trace)
-        while not all(worker.state == "ready" for worker in app.fleet.workers):
-            await trio.sleep(0.01)
-        yield World(network, app, workers, nursery)
+        made = World(network, app, workers, nursery)
+        await made.ready()
+        yield made
         nursery.cancel_scope.cancel()
 
 

@@ -62,8 +62,8 @@ class OpaqueExchange:
         raise AssertionError("an opaque answer is forwarded as it comes")
 
     def failure(self, status: int, reason: str, message: str, started: bool) -> Answer:
-        error = {"message": message, "type": "dyn_relay_error", "code": status, "reason": reason, "started": started}
-        return Answer(status, msgspec.json.encode({"error": error}))
+        error = {"object": "error", "message": message, "type": str(status), "param": None, "code": status}
+        return Answer(status, msgspec.json.encode({**error, "reason": reason, "delivered": 0, "started": started}))
 
     def failure_event(self, status: int, reason: str, message: str) -> bytes:
         return b""
