@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import ssl
 from collections import deque
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dyn_relay.net import ConnectFailed, Connection, ConnectionBroken, Network
 
 __all__ = ["BadResponse", "Origin", "Pool", "Response", "ResponseReader", "Upstream", "fetch", "request_parts"]
 
+_TARGET = re.compile(rb"/[!-~]*")
 _OURS = HOP_BY_HOP | {b"host", b"content-length"}
 
 
@@ -28,7 +30,7 @@ def request_parts(origin: Origin, method: str, path: str, headers: Headers, body
     Raises `ValueError` for a line end or blank where it would change the request.
     """
     target = f"{origin.prefix}{path}".encode("ascii")
-    if not target.startswith(b"/") or len(target.split(None, 1)) != 1 or target.endswith((b"\r", b"\n", b" ")):
+    if not _TARGET.fullmatch(target):
         raise ValueError(f"not a request target: {target!r}")
     fields = [(b"host", origin.authority.encode("ascii"))]
     fields += [field for field in headers if field[0] not in _OURS]
