@@ -40,6 +40,9 @@ def main() -> None:
 @click.option("--streams", type=click.IntRange(2), default=16, show_default=True, help="Requests; every other is SSE.")
 @click.option("--tokens", type=click.IntRange(2), default=256, show_default=True, help="Tokens of each.")
 @click.option("--after", type=click.IntRange(1), help="Kill once this many streams began.  [default: all SSE ones]")
+@click.option(
+    "--at-token", type=click.IntRange(1), default=1, show_default=True, help="... this far into their answers."
+)
 @click.option("--worker-flag", "worker_flags", multiple=True, help="For dyn-mock-worker.  [default: --tick 0.005]")
 @click.option("--relay-flag", "relay_flags", multiple=True, help="For dyn-relay serve.")
 @click.option("--seed", default=0, show_default=True, help="Chooses the prompts.")
@@ -50,6 +53,7 @@ def kill_worker_command(
     streams: int,
     tokens: int,
     after: int | None,
+    at_token: int,
     worker_flags: tuple[str, ...],
     relay_flags: tuple[str, ...],
     seed: int,
@@ -69,7 +73,7 @@ def kill_worker_command(
             ]
             plans = load.plans(streams, tokens, seed=seed)
             outcome = await kill_worker(
-                nursery, servers, plans, logs, after=after or (streams + 1) // 2, flags=relay_flags
+                nursery, servers, plans, logs, after=after or (streams + 1) // 2, tokens=at_token, flags=relay_flags
             )
             nursery.cancel_scope.cancel()
         return outcome

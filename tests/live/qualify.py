@@ -144,7 +144,7 @@ async def drain(lab: Lab, outcome: Outcome) -> None:
         wanted = references | {f"late-{plan.key}": references[plan.key] for plan in PLANS[:4]}
         await judge(relay.url, records | late, wanted, outcome, moved=False)
         rows = _read_trace(lab, "drain", len(wanted), outcome)
-        elsewhere = [row for row in rows if row["attempts"][0]["worker"].rstrip("/") != draining[0].url]
+        elsewhere = [row for row in rows if row["attempts"][0]["url"] != draining[0].url]
         outcome.facts["migrations while draining"] = outcome.facts.pop("migrations")
         outcome.facts["rows not on the draining engine"] = len(elsewhere)
         outcome.expect(len(elsewhere) >= 4, "drain", "a request that came after the drain began went to that engine")
