@@ -36,7 +36,18 @@ from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
 from dyn_relay.formats.sglang.rebase import IDS, Rule, View, add_counters, may_be_rows, rule, snapshot
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.spans import shift
-from dyn_relay.formats.sglang.wire import Foreign, NotJson, is_list, plain, raw, read, read_fields, read_rows, write
+from dyn_relay.formats.sglang.wire import (
+    Fields,
+    Foreign,
+    NotJson,
+    is_list,
+    plain,
+    raw,
+    read,
+    read_fields,
+    read_rows,
+    write,
+)
 
 _ids = msgspec.json.Decoder(list[int])
 
@@ -272,16 +283,19 @@ class Reader:
         if ledger.first_token is None:
             ledger.first_token = now
         if self._attempt.base:
+            sent, told = _number(ledger.first or {}, "prompt_tokens"), _number(meta, "prompt_tokens")
+            if sent is not None and told is not None and told != sent + self._attempt.base:
+                # A worker that cuts long prompts short, say, would go on with another answer.
+                raise Foreign(f"a prompt of {told} tokens is not the one that was sent")
             return
         if "text" in top:
             self.verdict = Verdict("text")
         if ledger.first is None:
             snapshot(ledger, top, meta)
-            cached = plain(meta["cached_tokens"]) if "cached_tokens" in meta else None
-            self.cached_tokens = cached if isinstance(cached, int) else None
-        sent = plain(meta[SENT]) if SENT in meta else None
-        if self._sent is None and isinstance(sent, int | float):
-            self._sent = sent, now
+            self.cached_tokens = _number(meta, "cached_tokens")
+        clock = plain(meta[SENT]) if SENT in meta else None
+        if self._sent is None and isinstance(clock, int | float):
+            self._sent = clock, now
 
     def _gather(self, data: bytes) -> None:
         """Keep an event's deltas where the client's view needs the whole lists."""
@@ -367,6 +381,11 @@ class Reader:
 def _type(event: Delta | Whole) -> str:
     meta = event.meta_info
     return meta.finish_reason.type if meta is not None and meta.finish_reason is not None else ""
+
+
+def _number(fields: Fields, name: str) -> int | None:
+    value = plain(fields[name]) if name in fields else None
+    return value if isinstance(value, int) else None
 
 
 def _total(event: Whole) -> int:
