@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tests.unit.sglang.kit import DIALECTS, Engine, Outcome, Plan, oracle, play, prompt_rows, read_stream
+from sglang_kit import DIALECTS, Engine, Outcome, Plan, oracle, play, prompt_rows, read_stream
 
 N = 6
 ASKED: dict[str, Any] = {
@@ -144,6 +144,6 @@ def check_spans(plans: list[Plan], outcome: Outcome, unary: bool) -> None:
         assert span["start"] == at < span["end"]
         at = span["end"]
     assert at == outcome.exchange.delivered
-    assert all(one["version"] != two["version"] for one, two in zip(spans, spans[1:], strict=False))
+    assert all(one["version"] != two["version"] for one, two in itertools.pairwise(spans))
     assert meta["weight_version"] == spans[-1]["version"]
     assert outcome.exchange.crossed_versions() == (len(spans) > 1)
