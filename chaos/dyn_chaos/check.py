@@ -154,6 +154,13 @@ def weight_versions(subject: Subject) -> Iterator[str]:
         yield f"weight_versions end at {position}, {len(subject.answer.ids)} tokens"
 
 
+def routed_experts(subject: Subject) -> Iterator[str]:
+    """The expert rows, to the byte: who else computed them must not show."""
+    got, want = (answer.meta.get("routed_experts") for answer in (subject.answer, subject.reference))
+    if got != want:
+        yield f"{len(got or '')} characters of base64 against {len(want or '')}" if got and want else "lost or added"
+
+
 def keys(subject: Subject) -> Iterator[str]:
     """The keys that the engine sends: none lost, none added, in the first event, the last, and those between."""
     for place, got, want in zip(
@@ -176,6 +183,7 @@ CHECKS: Mapping[str, Callable[[Subject], Iterator[str]]] = {
         output_logprobs,
         prompt_logprobs,
         weight_versions,
+        routed_experts,
         keys,
     )
 }

@@ -7,9 +7,9 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -104,24 +104,26 @@ async def mock(nursery: trio.Nursery, name: str, logs: Path, flags: Sequence[str
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """Where a stock SGLang for the CPU is installed."""
+    """Where a stock SGLang for the CPU is installed, and how to start it."""
 
     python: Path
     shim: Path
     model: Path
+    flags: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
 
-    async def start(self, nursery: trio.Nursery, port: int, logs: Path, flags: Sequence[str] = ()) -> StockServer:
+    async def start(self, nursery: trio.Nursery, port: int, logs: Path) -> StockServer:
         """Start one engine in token mode and wait until it serves (20 to 40 s on two cores).
 
-        `--sleep-on-idle` is stock's own: without it an idle engine keeps one core busy.
+        `--sleep-on-idle` is stock's own: without it an idle engine keeps one core busy. Raises `NotReady`.
         """
         argv = [
             *(str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.model)),
-            *("--device", "cpu", "--dtype", "float32", "--attention-backend", "torch_native"),
+            *("--device", "cpu", "--dtype", "float32"),
             *("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"),
             *("--disable-overlap-schedule", "--skip-tokenizer-init", "--sleep-on-idle"),
             *("--max-total-tokens", "16384", "--mem-fraction-static", "0.1"),
-            *("--host", "127.0.0.1", "--port", str(port), *flags),
+            *("--host", "127.0.0.1", "--port", str(port), *self.flags),
         ]
         env = {
             "SGLANG_USE_CPU_ENGINE": "1",
@@ -130,6 +132,7 @@ class Stock:
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": "1",
             "TORCHDYNAMO_DISABLE": "1",
+            **self.env,
         }
         name = f"engine-{port}"
         child = await Child.start(nursery, name, argv, log=logs / f"{name}.log", ready=_READY, env=env)

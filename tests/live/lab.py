@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -14,17 +15,48 @@ from dyn_chaos.engines import Server, Stock, StockServer
 from dyn_chaos.history import Record
 from dyn_chaos.load import Plan
 
-#: SGLang 0.5.23's flag for the dialect that is not the default one.
-DIALECTS: dict[str, tuple[str, ...]] = {"cumulative": (), "incremental": ("--incremental-streaming-output",)}
+NATIVE = ("--attention-backend", "torch_native")
+
+
+@dataclass(frozen=True)
+class Flavour:
+    """A way to start stock engines, and what its requests ask for in addition."""
+
+    flags: tuple[str, ...] = NATIVE
+    env: Mapping[str, str] = field(default_factory=dict)
+    model: str = "qwen3-fp32"
+    body: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+#: The first two are the dialects of SGLang 0.5.23; the others stream cumulatively.
+FLAVOURS = {
+    "cumulative": Flavour(),
+    "incremental": Flavour((*NATIVE, "--incremental-streaming-output")),
+    "experts": Flavour(
+        (*NATIVE, "--enable-return-routed-experts"), model="qwen3moe-fp32", body={"return_routed_experts": True}
+    ),
+    # Without the deterministic flag an engine ignores the seed. Its attention backends are told apart because the one
+    # that the flag asks for does not run on a CPU.
+    "seeded": Flavour(
+        (
+            "--enable-deterministic-inference",
+            *("--attention-backend", "triton"),
+            *("--prefill-attention-backend", "torch_native", "--decode-attention-backend", "torch_native"),
+        ),
+        env={"SHIM_SKIP_BATCH_INVARIANT": "1"},
+        sampling={"temperature": 1.0, "sampling_seed": 77},
+    ),
+}
 
 
 @dataclass
 class Lab:
-    """Engines of one dialect, named by letters, and reference answers from the first of them."""
+    """Engines of one flavour, named by letters, and reference answers from the first of them."""
 
     stock: Stock
     logs: Path
-    dialect: str
+    flavour: str
     nursery: trio.Nursery
     _engines: dict[str, StockServer] = field(default_factory=dict)
     _references: dict[str, Record] = field(default_factory=dict)
@@ -35,9 +67,7 @@ class Lab:
             await self.discard(letter)
         for letter in letters:
             if letter not in self._engines:
-                self._engines[letter] = await self.stock.start(
-                    self.nursery, _free_port(), self.logs, DIALECTS[self.dialect]
-                )
+                self._engines[letter] = await self.stock.start(self.nursery, _free_port(), self.logs)
         running = [self._engines[letter] for letter in letters]
         for engine in running:
             await flush(engine.url)
@@ -47,25 +77,34 @@ class Lab:
         """Stop an engine for good; the next case that names its letter gets a new one."""
         await self._engines.pop(letter).stop()
 
+    def plans(self, streams: int, tokens: int) -> list[Plan]:
+        """The flavour's load."""
+        flavour = FLAVOURS[self.flavour]
+        made = []
+        for plan in load.plans(streams, tokens):
+            sampling = {**plan.body["sampling_params"], **flavour.sampling}
+            made.append(Plan(plan.key, {**plan.body, **flavour.body, "sampling_params": sampling}))
+        return made
+
     async def references(self, plans: Sequence[Plan]) -> dict[str, Record]:
-        """What engine A says to each plan, asked directly, once a dialect. Leaves its cache empty."""
+        """What engine A says to each plan, asked directly, once a flavour. Leaves its cache empty."""
         missing = [plan for plan in plans if plan.key not in self._references]
         if missing:
             engine = self._engines["a"]
             self._references |= await load.ask_references(engine.url, missing, at_once=4)
             await flush(engine.url)
-            history.save(self.logs / f"references-{self.dialect}.jsonl", self._references.values())
+            history.save(self.logs / f"references-{self.flavour}.jsonl", self._references.values())
         return {plan.key: self._references[plan.key] for plan in plans}
 
     async def relay(self, nursery: trio.Nursery, workers: Sequence[Server], case: str, flags: Sequence[str]) -> Server:
         """The proxy before `workers`, its log and trace named after the case."""
         return await engines.relay(
-            nursery, [worker.url for worker in workers], self.logs, flags, f"relay-{case}-{self.dialect}"
+            nursery, [worker.url for worker in workers], self.logs, flags, f"relay-{case}-{self.flavour}"
         )
 
     def trace(self, case: str) -> Path:
         """The trace that the case's proxy wrote."""
-        return self.logs / f"relay-{case}-{self.dialect}.jsonl"
+        return self.logs / f"relay-{case}-{self.flavour}.jsonl"
 
 
 async def flush(url: str) -> None:

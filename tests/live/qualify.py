@@ -11,32 +11,34 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import trio
-from lab import DIALECTS, Lab, flush
+from lab import FLAVOURS, Lab, flush
 from rich.console import Console
 
 from dyn_chaos import check, fold, history, load, report
 from dyn_chaos.campaigns.kill_worker import busiest, judge, strike_during
 from dyn_chaos.engines import Stock, StockServer
 from dyn_chaos.history import Record
-from dyn_chaos.load import Plan, started
+from dyn_chaos.load import Plan, Watch, started
 from dyn_chaos.report import Outcome
 
 STREAMS = 16
 TOKENS = 256
 #: Every SSE stream of the load has begun; its unary ones were sent with it.
 BEGUN = STREAMS // 2
-PLANS = load.plans(STREAMS, TOKENS)
 
 #: Fast enough to see a silent engine within a case; probes often, so that a drained engine is noticed.
 SILENCE = ("--stall-timeout-secs", "8", "--health-check-timeout-secs", "4")
 PROBES = ("--health-check-interval-secs", "1", "--health-failure-threshold", "2")
+
+#: The HTTP process answers this path from memory, whatever has become of the engine behind it.
+LYING = (*SILENCE, "--health-check-endpoint", "/model_info")
 
 Strike = Callable[[StockServer], Awaitable[None]]
 
@@ -44,8 +46,8 @@ Strike = Callable[[StockServer], Awaitable[None]]
 async def baseline(lab: Lab, outcome: Outcome) -> None:
     """No proxy: how far do two uninterrupted runs differ, and a run and its continuation made by hand?"""
     _, b = await lab.engines("ab")
-    references = await lab.references(PLANS)
-    again = await load.send_all(b.url, _load("again"))
+    references = await lab.references(_plans(lab))
+    again = await load.send_all(b.url, _load(lab, "again"))
     outcome.findings += check.check_all(again, references)
     outcome.facts["16 at once against 4 at once"] = _widest(again, references)
     await flush(b.url)
@@ -75,10 +77,10 @@ def _by_hand(reference: Record, cut: int) -> Plan:
 async def untouched(lab: Lab, outcome: Outcome) -> None:
     """Through the proxy, nothing killed: answers are the engine's, and nothing was migrated."""
     engines = await lab.engines("ab")
-    references = await lab.references(PLANS)
+    references = await lab.references(_plans(lab))
     async with trio.open_nursery() as nursery:
         relay = await lab.relay(nursery, engines, "untouched", ())
-        records = await load.send_all(relay.url, _load("untouched"))
+        records = await load.send_all(relay.url, _load(lab, "untouched"))
         _keep(lab, "untouched", records)
         await judge(relay.url, records, references, outcome, moved=False)
         outcome.expect(outcome.facts["migrations"] == 0, "migrations", "nothing had failed")
@@ -86,11 +88,11 @@ async def untouched(lab: Lab, outcome: Outcome) -> None:
 
 
 async def _death(
-    lab: Lab, outcome: Outcome, *, name: str, strike: Strike, flags: tuple[str, ...] = (), moved: bool = True
+    lab: Lab, outcome: Outcome, *, name: str, strike: Strike, flags: tuple[str, ...] = (), at: int = 1
 ) -> None:
-    """Engine B or A, whichever is busiest, is struck after half of the streams have begun."""
+    """The busier one of two engines is struck once every SSE stream has `at` tokens."""
     engines = await lab.engines("ab")
-    references = await lab.references(PLANS)
+    references = await lab.references(_plans(lab))
     async with trio.open_nursery() as nursery:
         relay = await lab.relay(nursery, engines, name, flags)
         victim: list[StockServer] = []
@@ -99,10 +101,10 @@ async def _death(
             victim.append(await busiest(relay.url, engines))
             await strike(victim[0])
 
-        records = await strike_during(relay.url, _load(name), started(BEGUN), strike_the_busiest, outcome)
+        records = await strike_during(relay.url, _load(lab, name), started(BEGUN, at), strike_the_busiest, outcome)
         _keep(lab, name, records)
-        await judge(relay.url, records, references, outcome, moved)
-        _read_trace(lab, name, len(PLANS), outcome)
+        await judge(relay.url, records, references, outcome)
+        _read_trace(lab, name, STREAMS, outcome)
         nursery.cancel_scope.cancel()
     for engine in victim:
         await lab.discard("ab"[engines.index(engine)])
@@ -124,10 +126,36 @@ async def _stop_scheduler(engine: StockServer) -> None:
     os.kill(engine.scheduler, signal.SIGSTOP)
 
 
+async def kill_twice(lab: Lab, outcome: Outcome) -> None:
+    """Three engines; the busiest is killed, and later the busier one of the two that are left."""
+    engines = await lab.engines("abc")
+    references = await lab.references(_plans(lab))
+    async with trio.open_nursery() as nursery:
+        relay = await lab.relay(nursery, engines, "kill-twice", ())
+        watch = Watch()
+        victims: list[StockServer] = []
+
+        async def kill_two() -> None:
+            for tokens in (20, TOKENS // 2):
+                await watch.until(_reached(tokens))
+                victims.append(await busiest(relay.url, [engine for engine in engines if engine not in victims]))
+                victims[-1].kill()
+
+        records = await strike_during(relay.url, _load(lab, "kill-twice"), started(1), kill_two, outcome, watch)
+        _keep(lab, "kill-twice", records)
+        await judge(relay.url, records, references, outcome)
+        rows = _read_trace(lab, "kill-twice", STREAMS, outcome)
+        outcome.facts["moved twice"] = sum(len(row["attempts"]) > 2 for row in rows)
+        outcome.expect(outcome.facts["moved twice"] != 0, "vacuous", "nothing moved twice")
+        nursery.cancel_scope.cancel()
+    for engine in victims:
+        await lab.discard("abc"[engines.index(engine)])
+
+
 async def drain(lab: Lab, outcome: Outcome) -> None:
     """SIGTERM of one engine's HTTP process: its streams finish there, new requests go to the other one."""
     engines = await lab.engines("ab")
-    references = await lab.references(PLANS)
+    references = await lab.references(_plans(lab))
     async with trio.open_nursery() as nursery:
         relay = await lab.relay(nursery, engines, "drain", PROBES)
         late: dict[str, Record] = {}
@@ -137,11 +165,11 @@ async def drain(lab: Lab, outcome: Outcome) -> None:
             draining.append(await busiest(relay.url, engines))
             draining[0].child.send(signal.SIGTERM)
             await _until_unhealthy(relay.url, draining[0].url)
-            late.update(await load.send_all(relay.url, [load.renamed(plan, "late") for plan in PLANS[:4]]))
+            late.update(await load.send_all(relay.url, [load.renamed(plan, "late") for plan in _plans(lab)[:4]]))
 
-        records = await strike_during(relay.url, _load("drain"), started(BEGUN), terminate_and_send_more, outcome)
+        records = await strike_during(relay.url, _load(lab, "drain"), started(BEGUN), terminate_and_send_more, outcome)
         _keep(lab, "drain", records | late)
-        wanted = references | {f"late-{plan.key}": references[plan.key] for plan in PLANS[:4]}
+        wanted = references | {f"late-{plan.key}": references[plan.key] for plan in _plans(lab)[:4]}
         await judge(relay.url, records | late, wanted, outcome, moved=False)
         rows = _read_trace(lab, "drain", len(wanted), outcome)
         elsewhere = [row for row in rows if row["attempts"][0]["url"] != draining[0].url]
@@ -155,7 +183,7 @@ async def drain(lab: Lab, outcome: Outcome) -> None:
 async def poison(lab: Lab, outcome: Outcome) -> None:
     """One request with a token id outside the vocabulary, before four engines: at most two may die of it."""
     engines = await lab.engines("abcd")
-    references = await lab.references(PLANS)
+    references = await lab.references(_plans(lab))
     deadly = Plan("poison", {"input_ids": [5, 6, 5000], "sampling_params": {"temperature": 0, "max_new_tokens": 8}})
     async with trio.open_nursery() as nursery:
         relay = await lab.relay(nursery, engines, "poison", ())
@@ -165,7 +193,7 @@ async def poison(lab: Lab, outcome: Outcome) -> None:
             for _ in range(2):
                 answers.extend((await load.send_all(relay.url, [deadly])).values())
 
-        records = await strike_during(relay.url, _load("poison"), started(BEGUN), send_poison, outcome)
+        records = await strike_during(relay.url, _load(lab, "poison"), started(BEGUN), send_poison, outcome)
         _keep(lab, "poison", records | {f"poison-{i}": answer for i, answer in enumerate(answers)})
         await judge(relay.url, records, references, outcome)
         await trio.sleep(8)  # an engine needs 5 s to die of its scheduler
@@ -189,18 +217,37 @@ async def poison(lab: Lab, outcome: Outcome) -> None:
 CASES: dict[str, Callable[[Lab, Outcome], Awaitable[None]]] = {
     "baseline": baseline,
     "untouched": untouched,
-    "stop-scheduler": partial(_death, name="stop-scheduler", strike=_stop_scheduler, flags=SILENCE),
+    "stop-scheduler": partial(_death, name="stop-scheduler", strike=_stop_scheduler, flags=SILENCE, at=60),
     "kill-detokenizer": partial(_death, name="kill-detokenizer", strike=_kill_detokenizer, flags=SILENCE),
-    "kill-scheduler": partial(_death, name="kill-scheduler", strike=_kill_scheduler),
+    "lying-probe": partial(_death, name="lying-probe", strike=_kill_detokenizer, flags=LYING, at=8),
+    "kill-scheduler": partial(_death, name="kill-scheduler", strike=_kill_scheduler, at=30),
     "drain": drain,
     "kill-group": partial(_death, name="kill-group", strike=_kill_group),
+    "kill-twice": kill_twice,
     "poison": poison,
 }
 
+#: What runs when no case is named.
+MATRIX = {
+    "cumulative": tuple(CASES),
+    "incremental": tuple(CASES),
+    "experts": ("baseline", "kill-group"),
+    "seeded": ("baseline", "kill-group"),
+}
 
-def _load(case: str) -> list[Plan]:
+
+def _reached(tokens: int) -> Callable[[Watch], bool]:
+    """Every SSE stream has so many tokens, or the load is over."""
+    return lambda watch: started(BEGUN, tokens)(watch) or len(watch.ended) == STREAMS
+
+
+def _plans(lab: Lab) -> list[Plan]:
+    return lab.plans(STREAMS, TOKENS)
+
+
+def _load(lab: Lab, case: str) -> list[Plan]:
     """The load under rids that no other case uses; the same keys."""
-    return [Plan(plan.key, load.renamed(plan, case).body) for plan in PLANS]
+    return [Plan(plan.key, load.renamed(plan, case).body) for plan in _plans(lab)]
 
 
 async def _until_unhealthy(relay: str, url: str) -> None:
@@ -214,7 +261,7 @@ async def _until_unhealthy(relay: str, url: str) -> None:
 
 
 def _keep(lab: Lab, name: str, records: dict[str, Record]) -> None:
-    history.save(lab.logs / f"history-{name}-{lab.dialect}.jsonl", records.values())
+    history.save(lab.logs / f"history-{name}-{lab.flavour}.jsonl", records.values())
 
 
 def _read_trace(lab: Lab, name: str, requests: int, outcome: Outcome) -> list[dict[str, Any]]:
@@ -229,16 +276,20 @@ def _widest(records: dict[str, Record], references: dict[str, Record]) -> float:
     return max(check.widest_difference(fold.answer(records[key]), fold.answer(references[key])) for key in records)
 
 
-async def qualify(stock: Stock, home: Path, dialects: tuple[str, ...], names: tuple[str, ...]) -> list[Outcome]:
-    """Run the cases in order, dialect by dialect; a case that raises has failed."""
+async def qualify(home: Path, wanted: Mapping[str, Sequence[str]]) -> list[Outcome]:
+    """Run the wanted cases, flavour by flavour; a case that raises has failed."""
     logs = home / "logs"
     logs.mkdir(exist_ok=True)
     outcomes: list[Outcome] = []
-    for dialect in dialects:
+    for flavour, names in wanted.items():
+        how = FLAVOURS[flavour]
+        model = home / "models" / how.model
+        stock = Stock(home / "venv/bin/python", Path(__file__).parent / "shim", model, how.flags, how.env)
         async with trio.open_nursery() as nursery:
-            lab = Lab(stock, logs, dialect, nursery)
+            lab = Lab(stock, logs, flavour, nursery)
             for name in names:
-                outcome = Outcome(f"{name} ({dialect})")
+                outcome = Outcome(f"{name} ({flavour})")
+                outcomes.append(outcome)
                 began = trio.current_time()
                 try:
                     await CASES[name](lab, outcome)
@@ -246,7 +297,6 @@ async def qualify(stock: Stock, home: Path, dialects: tuple[str, ...], names: tu
                     outcome.expect(False, "crash", repr(error))
                     await lab.engines("")
                 outcome.facts["took"] = f"{trio.current_time() - began:.0f} s"
-                outcomes.append(outcome)
                 click.echo(report.line(outcome))
                 report.save(home / "report.json", outcomes)
             await lab.engines("")
@@ -256,16 +306,15 @@ async def qualify(stock: Stock, home: Path, dialects: tuple[str, ...], names: tu
 
 @click.command()
 @click.option("--home", type=click.Path(path_type=Path, exists=True), required=True)
-@click.option("--dialect", "dialects", multiple=True, type=click.Choice(list(DIALECTS)), default=tuple(DIALECTS))
+@click.option("--flavour", "flavours", multiple=True, type=click.Choice(list(FLAVOURS)), default=tuple(FLAVOURS))
 @click.option("--list", "listing", is_flag=True, help="Name the cases and stop.")
 @click.argument("names", nargs=-1, type=click.Choice(list(CASES)))
-def main(home: Path, dialects: tuple[str, ...], listing: bool, names: tuple[str, ...]) -> None:
+def main(home: Path, flavours: tuple[str, ...], listing: bool, names: tuple[str, ...]) -> None:
     """Qualify the proxy against stock SGLang; exits with 1 if any check fails."""
     if listing:
         click.echo("\n".join(CASES))
         return
-    stock = Stock(home / "venv/bin/python", Path(__file__).parent / "shim", home / "models/qwen3-fp32")
-    outcomes = trio.run(qualify, stock, home, dialects, names or tuple(CASES))
+    outcomes = trio.run(qualify, home, {flavour: names or MATRIX[flavour] for flavour in flavours})
     report.show(outcomes, Console(width=160))
     sys.exit(not all(outcome.ok for outcome in outcomes))
 

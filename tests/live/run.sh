@@ -1,6 +1,6 @@
 #!/bin/bash
 # Qualify the proxy against stock SGLang on this machine's CPU.
-# usage: run.sh [--dialect cumulative|incremental] [CASE ...]     (all by default; --list names them)
+# usage: run.sh [--flavour cumulative|incremental|experts|seeded] [CASE ...]     (--list names the cases)
 #
 # The engine and the models are made once, in DYN_LIVE_HOME (default ${XDG_CACHE_HOME:-~/.cache}/dyn-relay-live), where
 # logs, histories and report.json are left too. PYTHON is the one with the proxy installed (default .venv/bin/python).

@@ -37,23 +37,25 @@ async def strike_during(
     ready: Callable[[Watch], bool],
     strike: Callable[[], Awaitable[None]],
     outcome: Outcome,
+    watch: Watch | None = None,
 ) -> dict[str, Record]:
-    """Run the load; `strike` once `ready` holds. If the load ends first, that is a finding."""
-    watch = Watch()
+    """Run the load, `strike` once `ready` holds, wait for both. If the load ends before `ready`, that is a finding."""
+    watch = watch or Watch()
     struck = False
 
     async def wait_and_strike() -> None:
         nonlocal struck
         await watch.until(ready)
+        struck = True
         outcome.facts["tokens at the strike"] = sum(watch.tokens.values())
         outcome.facts["ended before it"] = len(watch.ended)
         await strike()
-        struck = True
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait_and_strike)
         records = await send_all(relay, plans, watch)
-        nursery.cancel_scope.cancel()
+        if not struck:
+            nursery.cancel_scope.cancel()
     outcome.expect(struck, "vacuous", "the load ended before the strike")
     return records
 

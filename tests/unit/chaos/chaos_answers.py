@@ -42,7 +42,11 @@ def event(mode: str, low: int, high: int) -> dict[str, Any]:
         "cached_tokens": 0,
     }
     if last:
-        meta |= {"weight_versions": [{"version": "default", "start": 0, "end": high}], "e2e_latency": 0.25}
+        meta |= {
+            "weight_versions": [{"version": "default", "start": 0, "end": high}],
+            "e2e_latency": 0.25,
+            "routed_experts": "AAAAAAEAAAA=",
+        }
     return {"output_ids": IDS[ids_from:high], "meta_info": meta}
 
 

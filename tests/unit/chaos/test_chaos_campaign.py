@@ -19,7 +19,7 @@ from dyn_chaos.campaigns.kill_worker import MIGRATABLE, busiest, judge, strike_d
 from dyn_chaos.cli import main
 from dyn_chaos.engines import Given
 from dyn_chaos.history import Record
-from dyn_chaos.load import Plan, started
+from dyn_chaos.load import Plan, Watch, started
 from dyn_chaos.report import Outcome
 
 EVENT = b'data: {"output_ids":[4],"meta_info":{"completion_tokens":1}}\n\n'
@@ -46,6 +46,23 @@ async def test_the_strike_comes_after_the_events_it_waits_for() -> None:
 async def test_a_load_that_ends_before_the_strike_has_shown_nothing() -> None:
     outcome, _ = await run(2)
     assert [finding.check for finding in outcome.findings] == ["vacuous"]
+
+
+async def test_a_strike_may_outlast_the_load() -> None:
+    outcome = Outcome("x")
+    finished = False
+    watch = Watch()
+
+    async def slow() -> None:
+        nonlocal finished
+        await watch.until(lambda seen: "k" in seen.ended)
+        await trio.testing.wait_all_tasks_blocked()
+        finished = True
+
+    async with serving({"/generate": chunked(EVENT, b"data: [DONE]\n\n")}) as url:
+        await strike_during(url, [Plan("k", {"stream": True})], started(1), slow, outcome, watch)
+    assert finished
+    assert outcome.ok
 
 
 def metrics(migrations: int, in_flight: int) -> bytes:

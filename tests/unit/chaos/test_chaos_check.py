@@ -113,6 +113,7 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Events], None], set[str]]] = {
         _meta("weight_versions", [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 2, "end": 4}]),
         {"weight_versions"},
     ),
+    "expert rows": ("incremental", _meta("routed_experts", "AAAAAAIAAAA="), {"routed_experts"}),
     "a key lost": ("unary", _no_key, {"keys"}),
     "a key added": ("cumulative", _new_key, {"keys"}),
 }
