@@ -45,11 +45,12 @@ class Poisoned(Exception):
     """The request kills the engine."""
 
 
-def validation_error(detail: str) -> Refused:
+def validation_error(*details: str) -> Refused:
     """FastAPI's refusal, as SGLang words it."""
-    where = f'\n\n  File "http_server.py", line 928, in generate_request\n    POST /generate [{detail}]'
-    message = f"1 validation error:\n  {detail}{where}"
-    return Refused(bad_request_object(message))
+    count = "1 validation error" if len(details) == 1 else f"{len(details)} validation errors"
+    listed = "".join(f"\n  {detail}" for detail in details)
+    where = f'\n\n  File "http_server.py", line 928, in generate_request\n    POST /generate [{", ".join(details)}]'
+    return Refused(bad_request_object(f"{count}:{listed}{where}"))
 
 
 def bad_request_object(message: str) -> Reply:
@@ -198,8 +199,10 @@ def _check_contract(body: dict[str, Any]) -> None:
             continue
         if not isinstance(params, dict):
             raise validation_error(
-                "{'type': 'dict_type', 'loc': ('body', 'sampling_params', 'dict[str,any]'), "
-                f"'msg': 'Input should be a valid dictionary', 'input': {params!r}}}"
+                f"{{'type': 'list_type', 'loc': ('body', 'sampling_params', 'list[dict[str,any]]'), "
+                f"'msg': 'Input should be a valid list', 'input': {params!r}}}",
+                f"{{'type': 'dict_type', 'loc': ('body', 'sampling_params', 'dict[str,any]'), "
+                f"'msg': 'Input should be a valid dictionary', 'input': {params!r}}}",
             )
         for name, value in params.items():
             if name not in SAMPLING_KEYS:

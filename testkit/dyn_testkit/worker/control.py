@@ -123,6 +123,9 @@ async def _loads(worker: MockWorker, request: Request) -> Reply:
         "gen_throughput": 0.0,
         "cache_hit_rate": 0.0,
         "utilization": 0.0,
+        "total_prefill_uncached_tokens": 0,
+        "total_prefill_busy_us": 0,
+        "decode_moments": [0.0] * 6,
     }
     return json_reply(
         {

@@ -1,0 +1,180 @@
+"""The network in memory keeps the seam's promises."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+
+from dyn_relay.net import ConnectFailed, Connection, ConnectionBroken, Ended
+from dyn_testkit import strategies
+from dyn_testkit.simnet import Fragmentation, SimNetwork
+
+
+async def pair(network: SimNetwork) -> tuple[Connection, Connection]:
+    listener = await network.listen("host", 0)
+    client = await network.connect("host", listener.port)
+    return client, await listener.accept()
+
+
+@pytest.fixture
+async def ends() -> tuple[Connection, Connection]:
+    return await pair(SimNetwork(buffer=10))
+
+
+async def drain(connection: Connection) -> bytes:
+    got = b""
+    while data := await connection.receive():
+        got += data
+    return got
+
+
+@settings(max_examples=200, deadline=None)
+@given(strategies.fragmentations())
+def test_bytes_arrive_whole_and_in_order_however_cut(fragmentation: Fragmentation) -> None:
+    sent = bytes(range(256)) * 3
+    reads: list[bytes] = []
+
+    async def main() -> None:
+        client, server = await pair(SimNetwork(3, fragmentation, buffer=100))
+
+        async def write() -> None:
+            await client.send(sent)
+            client.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(write)
+            while data := await server.receive():
+                reads.append(data)
+
+    trio.run(main)
+    assert b"".join(reads) == sent
+    if fragmentation.largest == 1 and not fragmentation.sizes:
+        assert len(reads) == len(sent)
+
+
+async def test_a_full_buffer_holds_the_writer_back(ends: tuple[Connection, Connection]) -> None:
+    client, server = ends
+    done = False
+
+    async def write() -> None:
+        nonlocal done
+        await client.send(b"x" * 25)
+        done = True
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not done
+        assert await server.receive() == b"x" * 10
+        await trio.testing.wait_all_tasks_blocked()
+        assert not done
+        assert await server.receive() == b"x" * 10
+        await trio.testing.wait_all_tasks_blocked()
+        assert done
+
+
+async def test_a_cancelled_send_leaves_no_hole(ends: tuple[Connection, Connection]) -> None:
+    client, server = ends
+    with trio.move_on_after(0):
+        await client.send(b"0123456789abc")
+    got = b""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(client.send, b"def")
+        while len(got) < 16:
+            got += await server.receive()
+    assert got == b"0123456789abcdef"
+
+
+async def test_offer_never_waits(ends: tuple[Connection, Connection]) -> None:
+    client, server = ends
+    assert client.offer(b"0123456")
+    assert client.offer(b"789xyz")
+    assert not client.offer(b"refused")
+    assert await server.receive() == b"0123456789"
+    await client.send(b"!")
+    assert await server.receive() == b"xyz!"
+
+
+async def test_close_delivers_the_rest_then_the_end(ends: tuple[Connection, Connection]) -> None:
+    client, server = ends
+    await client.send(b"rest")
+    client.close()
+    client.close()
+    await server.wait_closed()
+    assert await drain(server) == b"rest"
+    with pytest.raises(ConnectionBroken):
+        await server.send(b"nobody reads this")
+    with pytest.raises(ConnectionBroken):
+        await client.receive()
+
+
+async def test_reset_loses_the_rest(ends: tuple[Connection, Connection]) -> None:
+    client, server = ends
+    await client.send(b"rest")
+    client.abort()
+    await server.wait_closed()
+    with pytest.raises(ConnectionBroken, match="reset"):
+        await server.receive()
+
+
+async def test_half_close(ends: tuple[Connection, Connection]) -> None:
+    client, server = ends
+    client.end_sending()
+    assert await server.receive() == b""
+    await server.send(b"answer")
+    assert await client.receive() == b"answer"
+
+
+async def test_quiet(ends: tuple[Connection, Connection]) -> None:
+    client, server = ends
+    assert client.quiet()
+    await server.send(b"x")
+    assert not client.quiet()
+    await client.receive()
+    assert client.quiet()
+    server.close()
+    assert not client.quiet()
+
+
+async def test_refused_hanging_and_closed_addresses(autojump_clock: trio.testing.MockClock) -> None:
+    network = SimNetwork()
+    with pytest.raises(ConnectFailed, match="refused"):
+        await network.connect("nobody", 1)
+    network.hanging.add(("silent", 1))
+    with trio.move_on_after(60) as scope:
+        await network.connect("silent", 1)
+    assert scope.cancelled_caught
+    listener = await network.listen("host", 80)
+    with pytest.raises(OSError, match="in use"):
+        await network.listen("host", 80)
+    waiting = await network.connect("host", 80)
+    listener.close()
+    with pytest.raises(ConnectionBroken):
+        await waiting.receive()
+    with pytest.raises(ConnectFailed):
+        await network.connect("host", 80)
+    with pytest.raises(trio.ClosedResourceError):
+        await listener.accept()
+    assert network.dials == [("host", 80)]
+
+
+class Upper:
+    """Ends at a full stop."""
+
+    done = False
+
+    def feed(self, data: bytes) -> bytes:
+        self.done = b"." in data
+        return data.upper()
+
+
+async def test_relay() -> None:
+    network = SimNetwork()
+    (source, far), (sink, reader) = await pair(network), await pair(network)
+    await far.send(b"ab.")
+    assert await network.relay(source, sink, Upper()) is Ended.DONE
+    assert await reader.receive() == b"AB."
+    reader.close()
+    assert await network.relay(source, sink, Upper()) is Ended.SINK_GONE
