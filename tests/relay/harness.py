@@ -38,11 +38,11 @@ class World:
     async def quiet(self) -> None:
         """Return once every request, and every order to a worker, has ended."""
         fleet = self.app.fleet
-        await _until(lambda: not len(self.app.live) and not any(worker.in_flight for worker in fleet.workers))
+        await until(lambda: not len(self.app.live) and not any(worker.in_flight for worker in fleet.workers))
 
     async def ready(self) -> None:
         """Return once every worker is ready."""
-        await _until(lambda: all(worker.state == "ready" for worker in self.app.fleet.workers))
+        await until(lambda: all(worker.state == "ready" for worker in self.app.fleet.workers))
 
     def metric(self, name: str) -> float:
         """The value of a sample of /metrics, labels included in the name; 0 if it is not there."""
@@ -52,8 +52,8 @@ class World:
         return 0.0
 
 
-async def _until(true: Callable[[], bool]) -> None:
-    """Virtual time only: under an autojump clock this waits for no real time."""
+async def until(true: Callable[[], object]) -> None:
+    """Wait. Virtual time only: under an autojump clock this waits for no real time."""
     while not true():  # noqa: ASYNC110 - what is waited for has no event of its own
         await trio.sleep(0.01)
 

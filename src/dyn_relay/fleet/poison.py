@@ -46,6 +46,10 @@ class SuspectedPoison(Exception):
     """The request is refused: workers died under it."""
 
 
+class NotYet(Exception):  # noqa: N818 - an answer, not a failure
+    """A suspect must wait: no worker can try it alone now."""
+
+
 class Finding(Enum):
     """What a worker's death says about an attempt on it that had no token yet."""
 

@@ -15,7 +15,7 @@ import trio
 from dyn_relay.config import Config
 from dyn_relay.fleet.health import Examiner, Fetch, Probe, Watch
 from dyn_relay.fleet.lease import Lease
-from dyn_relay.fleet.poison import PoisonRegister, Probation, SuspectedPoison, Trial
+from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedPoison, Trial
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.fleet.worker import Signal, State, Worker
 from dyn_relay.formats.base import Format
@@ -138,6 +138,30 @@ class Fleet:
         candidates = self._candidates(exclude, accept)
         return self._policy.choose(candidates) if candidates else None
 
+    def choose_now(
+        self,
+        fingerprint: bytes,
+        exclude: Collection[str] = frozenset(),
+        accept: Callable[[Worker], bool] = _anybody,
+        *,
+        proven: bool = False,
+    ) -> Worker | None:
+        """`pick`, but a suspect only gets a worker that can try it alone.
+
+        `proven`: the request has given tokens, so that nothing is held against it. Raises `SuspectedPoison` for a
+        convicted one, `NotYet` for a suspect that has to wait for `changed`.
+        """
+        register = self._probation.register
+        if proven or not register.suspicion(fingerprint):
+            return self.pick(exclude, accept)
+        if register.convicted(fingerprint):
+            raise SuspectedPoison
+        candidates = self._candidates(exclude, accept)
+        free = [worker for worker in candidates if self._probation.may_begin(fingerprint, worker.id)]
+        if candidates and not free:
+            raise NotYet
+        return self._policy.choose(free) if free else None
+
     async def choose(
         self,
         fingerprint: bytes,
@@ -146,22 +170,16 @@ class Fleet:
         *,
         proven: bool = False,
     ) -> Worker | None:
-        """`pick`, but a suspect waits until a worker can try it alone. Raises `SuspectedPoison` for a convicted one.
+        """`choose_now`, after as much waiting as it takes. Raises `SuspectedPoison`."""
+        while True:
+            try:
+                return self.choose_now(fingerprint, exclude, accept, proven=proven)
+            except NotYet:
+                await self.changed()
 
-        `proven`: the request has given tokens, so that nothing is held against it.
-        """
-        register = self._probation.register
-        while not proven and register.suspicion(fingerprint):
-            if register.convicted(fingerprint):
-                raise SuspectedPoison
-            candidates = self._candidates(exclude, accept)
-            free = [worker for worker in candidates if self._probation.may_begin(fingerprint, worker.id)]
-            if free:
-                return self._policy.choose(free)
-            if not candidates:
-                return None
-            await self._waiting.park()
-        return self.pick(exclude, accept)
+    async def changed(self) -> None:
+        """Return when a suspect that was told `NotYet` may have better luck."""
+        await self._waiting.park()
 
     @property
     def wary(self) -> bool:

@@ -81,7 +81,7 @@ class Downstream:
             if self.ended:
                 return
             now = trio.current_time()
-            if now - self.last_write >= interval:
+            if now >= self.last_write + interval:
                 self.last_write = now
                 head_sent = self.head_sent
                 if not self.connection.connection.offer(self.wrap(_KEEP_ALIVE)):

@@ -7,7 +7,7 @@ from functools import partial
 
 import trio
 
-from dyn_relay.fleet.poison import Finding, SuspectedPoison
+from dyn_relay.fleet.poison import Finding, NotYet, SuspectedPoison
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import CannotComplete, End, Exchange, Reading, Verdict
 from dyn_relay.http11.headers import Headers
@@ -128,8 +128,11 @@ class LogicalRequest:
 
         if self._proven or not fleet.wary:
             return fleet.pick(excluded, accept)
-        # A suspect may have to wait until a worker can try it alone.
-        return await unless_gone(self._client, partial(fleet.choose, exchange.fingerprint(), excluded, accept))
+        while True:
+            try:
+                return fleet.choose_now(exchange.fingerprint(), excluded, accept)
+            except NotYet:
+                await unless_gone(self._client, fleet.changed)
 
     @property
     def _proven(self) -> bool:

@@ -1,0 +1,228 @@
+"""Somebody wishes a request to end: the client that leaves, an abort request, a trainer that drains its engines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import trio
+
+from dyn_testkit import faults
+from dyn_testkit.client import ask, fetch
+from dyn_testkit.faults import CLOSE, RESET, STALL, FaultPlan, at_token
+from dyn_testkit.worker import WorkerOptions
+from tests.relay.bodies import ORACLE, generate
+from tests.relay.harness import judged, until, world
+
+SLOW = WorkerOptions(tick=0.05)
+BOTH = pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])
+
+
+def finish(response, stream):
+    value = response.values()[-1] if stream else response.json()
+    return value["meta_info"]["finish_reason"]
+
+
+@BOTH
+async def test_an_operators_abort_is_relayed(autojump_clock, stream):
+    """H1: an abort without a status code is somebody's wish: relayed as it is, never resumed."""
+    plan = FaultPlan.in_order([(at_token(3), faults.abort_event(None))])
+    async with world(plans=[plan, None], policy="round_robin") as w:
+        response = await w.ask(generate(stream=stream))
+        assert response.status == 200
+        assert response.complete
+        assert finish(response, stream)["type"] == "abort"
+        assert w.workers[1].generates == []
+        await w.quiet()
+        assert w.metric('dyn_relay_requests_total{outcome="aborted"}') == 1
+
+
+@BOTH
+async def test_resume_policy(autojump_clock, stream):
+    """H1: with --on-abort resume it goes on elsewhere."""
+    plan = FaultPlan.in_order([(at_token(3), faults.abort_event(None))])
+    async with world(plans=[plan, None], policy="round_robin", on_abort="resume") as w:
+        response = await w.ask(generate(stream=stream))
+        assert judged(response, generate(stream=stream), ORACLE) == []
+
+
+@BOTH
+async def test_abort_follows_a_migrated_request(autojump_clock, stream):
+    """C2: aborted by its own rid after two migrations: the current owner ends it, nothing is resumed."""
+    plans = [FaultPlan.in_order([(at_token(2), RESET)]), FaultPlan.in_order([(at_token(2), RESET)]), None]
+    async with world(plans=plans, options=SLOW, policy="round_robin") as w:
+        answers = []
+
+        async def client():
+            answers.append(await w.ask(generate(400, stream=stream, rid="R")))
+
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client)
+            await until(lambda: w.workers[2].generates)
+            await trio.sleep(0.5)
+            assert (await w.ask({"rid": "R"}, "/abort_request")).status == 200
+        [response] = answers
+        assert response.complete
+        reason = finish(response, stream)
+        assert reason["type"] == "abort"
+        value = response.values()[-1] if stream else response.json()
+        assert value["meta_info"]["id"] == "R"
+        assert value["meta_info"]["completion_tokens"] > 4
+        assert sum(len(worker.generates) for worker in w.workers) == 3
+        await w.quiet()
+
+
+async def test_aborts_match_by_prefix_as_stock_does(autojump_clock):
+    """C3, N4: an adapter's prefix aborts its requests, whatever rids their attempts have, and no other."""
+    plan = FaultPlan.in_order([(at_token(2), RESET)] * 3)
+    async with world(plans=[plan, None], options=SLOW) as w:
+        answers = {}
+
+        async def client(rid):
+            answers[rid] = await w.ask(generate(100, rid=rid))
+
+        async with trio.open_nursery() as clients:
+            for rid in ("adapterA-1", "adapterA-2", "adapterB-1"):
+                clients.start_soon(client, rid)
+            await trio.sleep(1)
+            await w.ask({"rid": "adapterA", "prefix": True}, "/abort_request")
+        reasons = {rid: answer.values()[-1]["meta_info"]["finish_reason"]["type"] for rid, answer in answers.items()}
+        assert reasons == {"adapterA-1": "abort", "adapterA-2": "abort", "adapterB-1": "length"}
+
+
+async def test_abort_all_drains_every_worker(autojump_clock):
+    """H5: a trainer aborts everything: every stream ends, nothing is resumed, every worker comes to rest."""
+    async with world(options=SLOW) as w:
+        answers = []
+
+        async def client(number):
+            answers.append(await w.ask(generate(400, rid=f"r{number}", stream=bool(number % 2))))
+
+        async with trio.open_nursery() as clients:
+            for number in range(8):
+                clients.start_soon(client, number)
+            await trio.sleep(0.5)
+            await w.ask({"abort_all": True}, "/abort_request")
+        assert [worker.live for worker in w.workers] == [0, 0]
+        assert len(answers) == 8
+        assert sum(len(worker.generates) for worker in w.workers) == 8
+
+
+async def test_a_trainers_abort_at_the_workers_is_not_rescued(autojump_clock):
+    """H5: the trainer talks to the workers directly."""
+    async with world(options=SLOW) as w:
+        answers = []
+
+        async def client(number):
+            answers.append(await w.ask(generate(400, rid=f"r{number}")))
+
+        async with trio.open_nursery() as clients:
+            for number in range(8):
+                clients.start_soon(client, number)
+            await trio.sleep(0.5)
+            for worker in w.workers:
+                await fetch(w.network, worker.url, "/abort_request", {"abort_all": True})
+        assert [answer.values()[-1]["meta_info"]["finish_reason"]["type"] for answer in answers] == ["abort"] * 8
+        assert [worker.live for worker in w.workers] == [0, 0]
+
+
+@BOTH
+async def test_abort_while_no_worker_has_it(autojump_clock, stream):
+    """Between two attempts: the answer ends as an abort with what was delivered, and no attempt follows."""
+    plan = FaultPlan.in_order([(at_token(3), CLOSE)])
+    async with world(plans=[plan, None], policy="round_robin") as w:
+        answers = []
+
+        async def client():
+            answers.append(await w.ask(generate(stream=stream, rid="R")))
+
+        w.network.hanging.add(("w2", 30000))
+        # Probes have pooled a connection to w2 already; without it the continuation has to dial, and hangs.
+        await trio.sleep(4)
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client)
+            await plan.fired()
+            await trio.sleep(1)
+            await w.ask({"rid": "R"}, "/abort_request")
+        [response] = answers
+        value = response.values()[-1] if stream else response.json()
+        assert value["meta_info"]["finish_reason"]["type"] == "abort"
+        assert value["meta_info"]["completion_tokens"] == 3
+        assert w.workers[1].generates == []
+
+
+async def test_unknown_and_malformed_aborts(autojump_clock):
+    async with world() as w:
+        assert (await w.ask({"rid": "nobody"}, "/abort_request")).status == 200
+        for worker in w.workers:
+            await worker.reaches(aborts=1)
+        assert w.workers[0].aborts == [{"rid": "nobody"}]
+        assert (await w.ask({"rid": ""}, "/abort_request")).status == 200
+        response = await w.ask({"rid": 5}, "/abort_request")
+        assert (response.status, response.json()["message"]) == (400, "rid: must be a string")
+        assert (await w.ask(b"[", "/abort_request")).status == 400
+
+
+@BOTH
+async def test_the_lost_attempt_is_aborted_once(autojump_clock, stream):
+    """C1: a reset at a worker that goes on generating: one abort with that attempt's rid, one continuation."""
+    plan = FaultPlan.in_order([(at_token(3), RESET)])
+    async with world(plans=[plan, None], policy="round_robin") as w:
+        response = await w.ask(generate(stream=stream))
+        assert judged(response, generate(stream=stream), ORACLE) == []
+        await w.workers[0].reaches(aborts=1)
+        await trio.sleep(10)
+        assert w.workers[0].aborts == [{"rid": w.workers[0].generates[0].json()["rid"]}]
+        assert w.workers[1].aborts == []
+        assert len(w.workers[1].generates) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("silent", [True, False], ids=["silent-worker", "streaming-worker"])
+async def test_a_client_that_leaves_frees_the_worker(autojump_clock, stream, silent, tmp_path):
+    """C12: the worker is free within a second, also when it was silent; the trace says that the client left."""
+    plan = FaultPlan.in_order([(at_token(2), STALL)]) if silent else None
+    rows = []
+
+    class Rows:
+        def write(self, row):
+            rows.append(row)
+
+    async with world(plans=[plan], options=SLOW, trace=Rows()) as w:
+        connection = await w.network.connect("proxy", 30000)
+        data = json.dumps(generate(1000, stream=stream)).encode()
+        head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
+        await connection.send(head + data)
+        await until(lambda: w.workers[0].generates)
+        await trio.sleep(1)
+        connection.close()
+        await trio.sleep(1)
+        assert w.workers[0].disconnects == 1
+        assert [worker.in_flight for worker in w.app.fleet.workers] == [0]
+        assert [(row["outcome"], row["closed_by"]) for row in rows] == [("client_gone", "client")]
+
+
+async def test_duplicate_live_rid(autojump_clock):
+    """As stock: 400 while the first is live, in the shape of the client's mode; free again afterwards."""
+    async with world(options=SLOW) as w:
+        async with trio.open_nursery() as clients:
+            clients.start_soon(w.ask, generate(20, rid="dup"))
+            await trio.sleep(0.5)
+            unary = await w.ask(generate(rid="dup", stream=False))
+            assert (unary.status, unary.json()) == (400, {"error": {"message": "Duplicate request ID detected: dup"}})
+            sse = await w.ask(generate(rid="dup"))
+            assert sse.status == 200
+            assert sse.values()[0]["error"]["message"] == "Duplicate request ID detected: dup"
+            assert sse.events()[-1] == b"[DONE]"
+        assert judged(await w.ask(generate(rid="dup")), generate(rid="dup"), ORACLE) == []
+
+
+async def test_keep_alive_connection_serves_request_after_request(autojump_clock):
+    """Also after an error answer."""
+    async with world() as w:
+        connection = await w.network.connect("proxy", 30000)
+        for stream in (True, False, True):
+            response = await ask(connection, "/generate", generate(stream=stream))
+            assert judged(response, generate(stream=stream), ORACLE) == []
+            bad = await ask(connection, "/generate", generate(stream=False, sampling={"temperature": -1}))
+            assert bad.status == 400
