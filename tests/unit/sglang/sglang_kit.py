@@ -147,6 +147,8 @@ class Plan:
     engine: Engine = field(default_factory=Engine)
     cut: int | None = None
     traits: Traits = UNKNOWN
+    #: All its events arrive in one read.
+    together: bool = False
 
 
 @dataclass
@@ -185,9 +187,10 @@ def play(body: dict[str, Any], plans: list[Plan]) -> Outcome:
         check_body(body, bodies[-1], wanted, exchange.delivered, number)
         assert exchange.head(200, SSE_HEAD) is Reading.EVENTS
         events = plan.engine.events(bodies[-1])
-        for event in events[: plan.cut]:
+        reads = [events[: plan.cut]] if plan.together else [[event] for event in events[: plan.cut]]
+        for read in reads:
             now += 1.0
-            out += exchange.feed([event], now)
+            out += exchange.feed(read, now)
         if number == 0:
             shown = min(len(events) if plan.cut is None else plan.cut, len(events) - 1)
         assert exchange.end in (None, End.FINISHED), (exchange.end, exchange.detail)

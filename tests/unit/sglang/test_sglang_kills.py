@@ -99,8 +99,9 @@ def plans(draw: st.DrawFn) -> list[Plan]:
         late_finish=st.booleans(),
         nan=st.booleans(),
     )
-    dying = draw(st.lists(st.builds(Plan, engine=engine, cut=st.integers(0, 6)), max_size=3))
-    return [*dying, Plan(draw(engine))]
+    dying = st.builds(Plan, engine=engine, cut=st.integers(0, 6), together=st.booleans())
+    living = st.builds(Plan, engine=engine, together=st.booleans())
+    return [*draw(st.lists(dying, max_size=3)), draw(living)]
 
 
 @settings(max_examples=512, deadline=None)
@@ -147,3 +148,17 @@ def check_spans(plans: list[Plan], outcome: Outcome, unary: bool) -> None:
     assert all(one["version"] != two["version"] for one, two in itertools.pairwise(spans))
     assert meta["weight_version"] == spans[-1]["version"]
     assert outcome.exchange.crossed_versions() == (len(spans) > 1)
+
+
+@pytest.mark.parametrize("unary", [False, True])
+@pytest.mark.parametrize("second", DIALECTS)
+@pytest.mark.parametrize("first", DIALECTS)
+def test_unknown_rows(first: str, second: str, unary: bool) -> None:
+    """F5: a model's own per-token list (`customized_info`) is joined like the known ones; another list is not."""
+    asked = {"rid": "mine", "input_ids": [1, 2], "sampling_params": {"max_new_tokens": 9}, "stream": not unary}
+    for cut in range(2, 8):
+        outcome = play(asked, [Plan(Engine(first, extra=True), cut), Plan(Engine(second, (2, 1), extra=True))])
+        events = [outcome.unary] if unary else outcome.events
+        got = read_stream(events, "cumulative" if unary else first)
+        assert got["rows"]["entropies"] == [one / 1000 for one in oracle(asked).ids]
+        assert all(event["meta_info"]["a constant list"] == ["x", "y", "z"] for event in events)

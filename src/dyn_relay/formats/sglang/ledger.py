@@ -89,6 +89,7 @@ class Attempt:
         "last_delta",
         "marks",
         "newest",
+        "not_rows",
         "number",
         "pieces",
         "rid",
@@ -121,6 +122,8 @@ class Attempt:
         self.version: object = None
         #: Per-token lists gathered from deltas.
         self.pieces: dict[str, Rows] = {}
+        #: Unknown lists that were seen not to line up with the tokens.
+        self.not_rows: set[str] = set()
         self.text: list[str] = []
         #: A first event that waits until its dialect shows.
         self.held: bytes = b""

@@ -161,7 +161,8 @@ class Reader:
             self._dialect = Dialect.CUMULATIVE if shown else None
             return self._show(whole, data, now)
         before, total = _total(read(whole_decoder, held)), _total(event)
-        self._dialect = self._spoken(data, bool(deltas(count(event.output_ids), before, total)), before, total)
+        shown_deltas = bool(deltas(count(event.output_ids), before, total))
+        self._dialect = self._spoken(data, held, shown_deltas, before, total)
         return self._show(b"", held, now) + self._show(whole, data, now)
 
     def _show(self, whole: bytes, data: bytes, now: float) -> bytes:
@@ -255,7 +256,7 @@ class Reader:
         shown = deltas(count(ids), before, total)
         if shown is None:
             return
-        attempt.dialect = self._spoken(data, shown, before, total)
+        attempt.dialect = self._spoken(data, attempt.newest, shown, before, total)
         if shown:
             # Its ids so far were only counted: those of the first event, which said everything there was.
             self._ledger.ids.extend(_ids.decode(read(whole_decoder, attempt.newest).output_ids))
@@ -267,12 +268,18 @@ class Reader:
             if not known:
                 del attempt.pieces[name]
 
-    def _spoken(self, data: bytes, ids_are_deltas: bool, before: int, total: int) -> Dialect:
+    def _spoken(self, data: bytes, earlier: bytes, ids_are_deltas: bool, before: int, total: int) -> Dialect:
+        """The dialect of an attempt's second growing event, given whether its ids are deltas, and the event before."""
         if not ids_are_deltas:
             return Dialect.CUMULATIVE
-        for name, value in read_fields(read_fields(data)["meta_info"]).items():
+        old = _meta(earlier)
+        for name, value in sorted(_meta(data).items(), key=lambda item: rule(item[0]) is not Rule.ROWS):
+            length = _length(value)
             if rule(name) is Rule.ROWS and is_list(value):
-                return Dialect.INCREMENTAL if deltas(len(read_rows(value)), before, total) else Dialect.MIXED
+                return Dialect.INCREMENTAL if deltas(length, before, total) else Dialect.MIXED
+            # A list that is not known must line up, and have lined up in the event before.
+            if may_be_rows(name, value) and _length(old.get(name)) == before and length in (total, total - before):
+                return Dialect.MIXED if length == total else Dialect.INCREMENTAL
         return Dialect.INCREMENTAL
 
     def _first(self, data: bytes, now: float) -> None:
@@ -381,6 +388,14 @@ class Reader:
 def _type(event: Delta | Whole) -> str:
     meta = event.meta_info
     return meta.finish_reason.type if meta is not None and meta.finish_reason is not None else ""
+
+
+def _meta(data: bytes) -> Fields:
+    return read_fields(read_fields(data)["meta_info"])
+
+
+def _length(value: Raw | None) -> int:
+    return len(read_rows(value)) if value is not None and is_list(value) else -1
 
 
 def _number(fields: Fields, name: str) -> int | None:

@@ -219,7 +219,9 @@ class View:
         attempt = self.attempt
         worker = (attempt.dialect or self.dialect).rows_are_deltas and not self.echo
         client = self.dialect.rows_are_deltas
-        if client and worker:
+        if not known and attempt.events == 1 and len(read_rows(value)) != attempt.tokens:
+            attempt.not_rows.add(name)
+        if (client and worker) or name in attempt.not_rows:
             return value
         tail = attempt.pieces.get(name) if worker else None
         if worker:
@@ -227,6 +229,8 @@ class View:
         else:
             rows = attempt.tokens if known else len(read_rows(value))
         fits = rows == attempt.tokens
+        if not fits and not known:
+            attempt.not_rows.add(name)
         if not client:
             prefix = self.ledger.rows.get(name)
             fits = fits and (prefix.count if prefix is not None else 0) == attempt.base
