@@ -89,11 +89,18 @@ class InfoFormat:
         return Traits(weight_version=infos["/model_info"].decode() if "/model_info" in infos else None)
 
 
+def clock() -> float:
+    """Trio's, or a standing one in tests that are not async."""
+    return trio.current_time() if trio.lowlevel.in_trio_run() else 0.0
+
+
 def make_fleet(engines: Engines | None = None, urls: tuple[str, ...] = (), **options: object) -> Fleet:
     """A fleet of the engines (or of `urls`), not running yet."""
     engines = engines or Engines()
     config = Config(**options)  # type: ignore[arg-type]
-    fleet = Fleet(config, cast(Format, InfoFormat()), cast(Pool, None), rng=random.Random(1), fetch=engines.fetch)
+    fleet = Fleet(
+        config, cast(Format, InfoFormat()), cast(Pool, None), clock=clock, rng=random.Random(1), fetch=engines.fetch
+    )
     for url in urls or tuple(engines.by_url):
         fleet.add(url)
     return fleet
