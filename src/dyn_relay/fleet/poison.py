@@ -46,7 +46,7 @@ class SuspectedPoison(Exception):
     """The request is refused: workers died under it."""
 
 
-class NotYet(Exception):  # noqa: N818 - an answer, not a failure
+class NotYet(Exception):
     """A suspect must wait: no worker can try it alone now."""
 
 

@@ -211,10 +211,9 @@ class Fleet:
             changed = worker.apply(Signal.WORKED, "", self._clock())
         else:
             worker.failures += 1
-            changed = worker.apply(
-                Signal.FAILED, f"{kind}: {cause}" if kind and cause else kind or cause, self._clock()
-            )
-            if worker.id in self._watches:
+            changed = worker.apply(Signal.FAILED, ": ".join(filter(None, (kind, cause))), self._clock())
+            # Only the first failure hurries the probe: a dead worker's hundred streams must not make a hundred probes.
+            if changed and worker.id in self._watches:
                 self._watches[worker.id].alarm()
         if changed:
             self._changed()
