@@ -21,9 +21,9 @@ import trio
 from dyn_relay.net import LARGE_RECEIVE_SIZE, RECEIVE_SIZE, Ended, Transform
 
 BATCH = 256
-#: After a wake-up that read more bytes than this, the next one serves `SMALL_BATCH` sockets.
+#: Bytes that a wake-up should read at most: a batch is sized by the mean read of the one before, down to `MIN_BATCH`.
 BATCH_BYTES = 1 << 20
-SMALL_BATCH = 8
+MIN_BATCH = 4
 
 _IN = select.EPOLLIN
 #: A source whose sink does not take. epoll reports a hang-up or error whatever it was asked for, and level-triggered it
@@ -145,8 +145,9 @@ class Pump:
 
     def _serve(self) -> None:
         pairs = self._pairs
+        ready = self._epoll.poll(0, self._batch)
         served = 0
-        for fd, events in self._epoll.poll(0, self._batch):
+        for fd, events in ready:
             pair = pairs.get(fd)
             if pair is None:
                 continue  # its pair ended earlier in this batch
@@ -158,7 +159,7 @@ class Pump:
                 self._sink_ready(pair)
             else:
                 served += self._source_ready(pair)
-        self._batch = BATCH if served < BATCH_BYTES else SMALL_BATCH
+        self._batch = min(BATCH, max(MIN_BATCH, BATCH_BYTES * len(ready) // served)) if served else BATCH
 
     def _source_ready(self, pair: _Pair) -> int:
         """One read and what follows from it; gives the number of bytes read."""
