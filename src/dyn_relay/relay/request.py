@@ -124,7 +124,7 @@ class LogicalRequest:
         fleet, exchange, excluded = self._context.fleet, self._exchange, self._budget.excluded
 
         def accept(worker: Worker) -> bool:
-            return exchange.compatible(worker.traits)
+            return self.state is State.OPEN or exchange.compatible(worker.traits)
 
         if self._proven or not fleet.wary:
             return fleet.pick(excluded, accept)
@@ -233,7 +233,7 @@ class LogicalRequest:
         if rule.abort:
             self._leave()
         self.current, self._last = None, attempt
-        if failure.kind not in _NOTHING_TO_COMPLETE and await self._completed_here():
+        if failure.kind not in _NOTHING_TO_COMPLETE and await self._completed_here(failure):
             return False
         if self.abort_wished:
             return True  # `_run` ends it
@@ -254,7 +254,7 @@ class LogicalRequest:
     def _forbids(self, failure: Failure) -> str:
         """Why no attempt may follow, a bounded label; "" if one may."""
         if failure.rule.action is Action.MIGRATE and not self._exchange.verdict.migratable:
-            return "not_migratable"
+            return self._exchange.verdict.reason
         if self._budget.spent:
             return "migration_limit"
         if failure.rule.action is Action.MIGRATE and self._too_long():
@@ -279,12 +279,13 @@ class LogicalRequest:
         else:
             self._end(Step.FINISH, Outcome.DONE, "worker")
 
-    async def _completed_here(self) -> bool:
+    async def _completed_here(self, failure: Failure) -> bool:
         """True if nothing was left to generate and the request has ended, one way or the other."""
         try:
             rest = self._exchange.complete(trio.current_time())
         except CannotComplete as exc:
-            await self._fail(502, exc.reason, f"the end of the answer was lost and cannot be made here: {exc.reason}")
+            words = f"{failure}; the request cannot be continued because of {exc.reason}"
+            await self._fail(_STATUS.get(failure.kind, 502), exc.reason, words)
             return True
         if rest is None:
             return False
