@@ -49,7 +49,7 @@ class Whole(msgspec.Struct, gc=False):
     meta_info: Meta | None = None
     error: Raw = _EMPTY
     #: Which of several answers; single requests have none.
-    index: int | UnsetType = UNSET
+    index: int | None = None
 
 
 class ErrorObject(msgspec.Struct):

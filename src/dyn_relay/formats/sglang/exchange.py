@@ -169,9 +169,10 @@ class SglangExchange(Reader):
             return self._whole
         if self._fault is not None:
             return errors.unary(self._fault)
-        body, meta = self._local or self._view(now, self._attempt.tokens).event(self._attempt.newest)
-        incremental = self._attempt.dialect is not None and self._attempt.dialect.ids_are_deltas
-        text = "".join(self._attempt.text) if incremental and self._attempt.text and not self._echo else None
+        attempt = self._attempt
+        body, meta = self._local or self._view(now, attempt.tokens).event(attempt.echo or attempt.newest)
+        incremental = attempt.dialect is not None and attempt.dialect.ids_are_deltas
+        text = "".join(attempt.text) if incremental and attempt.text and not attempt.echo else None
         sent = self._sent[0] + now - self._sent[1] if self._sent is not None else None
         return Answer(200, fold.unary(self._ledger, body, meta, text, sent))
 

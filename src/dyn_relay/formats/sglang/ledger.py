@@ -82,6 +82,7 @@ class Attempt:
         "base",
         "body",
         "dialect",
+        "echo",
         "events",
         "held",
         "hint",
@@ -115,7 +116,9 @@ class Attempt:
         self.events = 0
         #: The newest event's data as it came.
         self.newest = b""
-        #: The same in the client's view, where that differs.
+        #: The data of an abort echo: its rows are whole in every dialect, its ids are no deltas.
+        self.echo = b""
+        #: The newest event in the client's view, where that differs.
         self.body: tuple[Fields, Fields] | None = None
         #: Points where the scalar weight_version changed, in this attempt's tokens.
         self.marks: list[tuple[int, object]] = []

@@ -74,7 +74,7 @@ class Reader:
         #: What the client has been shown to be spoken to in; None while all readings agree.
         self._dialect: Dialect | None = None if request.stream else Dialect.CUMULATIVE
         self._take: Callable[[bytes, bytes, float], bytes] = self._blind
-        self._finished = self._aborted = self._echo = False
+        self._finished = self._aborted = False
         #: Something of a request that is not migratable has gone to the client.
         self._shown = False
         #: Tokens by choice, for those.
@@ -88,7 +88,7 @@ class Reader:
         self._attempt, self._settled = attempt, False
         self.attempt_tokens = 0
         self.end, self.detail, self._held, self._fault = None, "", b"", None
-        self._finished = self._aborted = self._echo = False
+        self._finished = self._aborted = False
         if not self.verdict.migratable:
             self._take = self._blind
         elif not self.streaming:
@@ -183,7 +183,7 @@ class Reader:
 
     def _view(self, now: float, before: int) -> View:
         dialect = self._dialect or self._attempt.dialect or self._attempt.hint or Dialect.CUMULATIVE
-        return View(self._ledger, self._attempt, dialect, self.rid, now, before, self._echo)
+        return View(self._ledger, self._attempt, dialect, self.rid, now, before)
 
     def _account(self, data: bytes, now: float, whole: bytes) -> int | None:
         """Check an event and count it. Returns the attempt's tokens before it; None if it is no part of an answer.
@@ -202,8 +202,7 @@ class Reader:
             return None
         assert meta is not None
         total, before = meta.completion_tokens, attempt.tokens
-        if self._echo:
-            attempt.newest = data
+        if attempt.echo:
             return before
         ids = event.output_ids
         if total is UNSET or ids is UNSET:
@@ -237,7 +236,9 @@ class Reader:
         if word is Kind.ERROR or (aborted and self._resume_aborts):
             self._fail(fault(event), data, whole)
             return False
-        self._finished, self._aborted, self._echo = True, aborted, word is Kind.ABORT_ECHO
+        self._finished, self._aborted = True, aborted
+        if word is Kind.ABORT_ECHO:
+            self._attempt.echo = data
         return True
 
     def _fail(self, found: Fault, data: bytes, whole: bytes) -> None:
@@ -307,7 +308,7 @@ class Reader:
     def _gather(self, data: bytes) -> None:
         """Keep an event's deltas where the client's view needs the whole lists."""
         attempt = self._attempt
-        if attempt.dialect is Dialect.CUMULATIVE or self._echo:
+        if attempt.dialect is Dialect.CUMULATIVE or attempt.echo:
             return
         top = read_fields(data)
         if "text" in top:
@@ -328,13 +329,13 @@ class Reader:
             self._shown = True
             return whole
         meta = event.meta_info
-        if event.index is UNSET and word is Kind.ERROR:
+        if event.index is None and word is Kind.ERROR:
             self._fail(fault(event), data, whole)
             return b""
         if meta is not None and isinstance(meta.completion_tokens, int):
-            self._counts[event.index if isinstance(event.index, int) else 0] = meta.completion_tokens
+            self._counts[event.index or 0] = meta.completion_tokens
             self.delivered = self.attempt_tokens = sum(self._counts.values())
-        if event.index is UNSET and word in (Kind.FINISH, Kind.ABORT_ECHO):
+        if event.index is None and word in (Kind.FINISH, Kind.ABORT_ECHO):
             self._finished, self._aborted = True, _type(event) == "abort"
         self._shown = True
         return whole

@@ -112,6 +112,8 @@ RATIOS: dict[str, tuple[tuple[str, str], ...]] = {
 
 IDS = "output_ids"
 
+_NONE = Raw(b"[]")
+
 
 def rule(name: str) -> Rule | None:
     """The rule for a field; None for one that is not known: joined if it is a list with one element a token."""
@@ -153,15 +155,13 @@ class View:
     now: float
     #: The attempt's tokens before this event.
     before: int = 0
-    #: An abort echo: its rows are whole in every dialect, its ids are no deltas.
-    echo: bool = False
 
     def event(self, data: bytes) -> tuple[Fields, Fields]:
         """An event's (top level, meta_info) in the client's view. Raises `Foreign`, `NotJson`."""
         top = read_fields(data)
         meta = self.meta(read_fields(top["meta_info"]))
         body = dict(top)
-        if self.attempt.base and not self.echo:
+        if self.attempt.base and not self.attempt.echo:
             body.pop("text", None)  # only answers without text are continued
         body[IDS] = self._ids(top[IDS])
         if self.ledger.first is not None and body.pop("prompt_token_ids", None) is not None:
@@ -211,13 +211,14 @@ class View:
 
     def _ids(self, value: Raw) -> Raw:
         worker = self.attempt.dialect or self.dialect
-        if self.echo and self.dialect.ids_are_deltas:
-            return Raw(b"[]")
+        if self.attempt.echo and (self.attempt.newest or self.attempt.base):
+            newest = self.attempt.newest
+            value = _NONE if self.dialect.ids_are_deltas or not newest else read_fields(newest)[IDS]
         return self._list(IDS, value, worker.ids_are_deltas, self.dialect.ids_are_deltas)
 
     def _rows(self, name: str, value: Raw, known: bool) -> Raw | None:
         attempt = self.attempt
-        worker = (attempt.dialect or self.dialect).rows_are_deltas and not self.echo
+        worker = (attempt.dialect or self.dialect).rows_are_deltas and not attempt.echo
         client = self.dialect.rows_are_deltas
         if not known and attempt.events == 1 and len(read_rows(value)) != attempt.tokens:
             attempt.not_rows.add(name)

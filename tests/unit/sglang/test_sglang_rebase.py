@@ -1,0 +1,273 @@
+"""The rebase table, field by field, and the JSON that carries it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sglang_kit import DONE, SSE_HEAD, opened, sse
+
+from dyn_relay.formats.base import UNKNOWN, End
+from dyn_relay.formats.sglang.dialect import deltas
+from dyn_relay.formats.sglang.exchange import SglangExchange
+from dyn_relay.formats.sglang.spans import Span, merge, of_marks
+from dyn_relay.formats.sglang.wire import NotJson, read_fields, shield, unshield, write
+
+ASKED: dict[str, Any] = {"rid": "mine", "input_ids": [1, 2], "sampling_params": {"max_new_tokens": 4}, "stream": True}
+
+
+def event(ids: list[int], total: int, top: dict[str, Any] | None = None, **meta: Any) -> tuple[bytes, bytes]:
+    fixed = {"id": "x", "finish_reason": None, "completion_tokens": total}
+    return sse({"output_ids": ids, "meta_info": {**fixed, **meta}, **(top or {})})
+
+
+def cut_after_two(**meta: Any) -> SglangExchange:
+    """A cumulative stream that was cut after two tokens; the first attempt told `meta` in each event."""
+    exchange = opened(ASKED)
+    exchange.dispatch(UNKNOWN, "mine", 10.0)
+    exchange.head(200, SSE_HEAD)
+    exchange.feed([event([7], 1, **meta), event([7, 8], 2, **meta)], 11.0)
+    exchange.dispatch(UNKNOWN, "again", 12.0)
+    exchange.head(200, SSE_HEAD)
+    return exchange
+
+
+def finish(exchange: SglangExchange, now: float = 20.0, **meta: Any) -> dict[str, Any]:
+    out = exchange.feed([event([9, 9], 2, **{"finish_reason": {"type": "length", "length": 2}, **meta}), DONE], now)
+    assert exchange.end is End.FINISHED, exchange.detail
+    result: dict[str, Any] = json.loads(out.split(b"\n\n")[0][6:])["meta_info"]
+    return result
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second", "seen"),
+    [
+        ("prompt_tokens", 2, 4, 2),
+        ("cached_tokens", 1, 3, 1),
+        ("cached_tokens_details", {"device": 1}, None, {"device": 1}),
+        ("image_tokens", 5, 5, 5),
+        ("queue_time", 0.5, 0.1, 0.5),
+        ("prefill_finished_time", 11.0, 22.0, 11.0),
+        ("input_token_logprobs", [[None, 1, None]], [], [[None, 1, None]]),
+        ("input_top_logprobs_val_flat", [1.5], [], [1.5]),
+        ("num_retractions", 1, 2, 3),
+        ("reasoning_tokens", 0, 0, 0),
+        ("output_token_logprobs_length", 2, 2, 4),
+        ("dp_rank", 0, 1, 1),
+        ("routed_experts", None, "AAAA", "AAAA"),
+        ("customised", {"a": 1}, {"b": 2}, {"b": 2}),
+        ("spec_verify_ct", 3, 4, 7),
+        ("spec_accept_token_num", 3, 4, 7),
+        ("spec_correct_drafts_histogram", [1, 2], [1, 1, 1], [2, 3, 1]),
+        ("spec_cap_length", 1.5, 2.5, 2.5),
+    ],
+)
+def test_field(name: str, first: Any, second: Any, seen: Any) -> None:
+    """M1, M2, F5, F6."""
+    assert finish(cut_after_two(**{name: first}), **{name: second})[name] == seen
+
+
+@pytest.mark.parametrize("name", ["prompt_tokens", "cached_tokens", "input_token_logprobs"])
+def test_first_attempt_had_none(name: str) -> None:
+    """Never the second attempt's: its prompt is not the client's."""
+    assert name not in finish(cut_after_two(), **{name: 4})
+
+
+@pytest.mark.parametrize(
+    ("reason", "seen"),
+    [
+        ({"type": "length", "length": 2}, {"type": "length", "length": 4}),
+        ({"type": "stop", "matched": 9}, {"type": "stop", "matched": 9}),
+        ({"type": "stop", "matched": [9, 9], "new": 1}, {"type": "stop", "matched": [9, 9], "new": 1}),
+    ],
+)
+def test_finish_reason(reason: dict[str, Any], seen: dict[str, Any]) -> None:
+    """E10."""
+    assert finish(cut_after_two(), finish_reason=reason)["finish_reason"] == seen
+
+
+def test_ratios() -> None:
+    """M1: recomputed if each attempt told its parts, else the engine's own, which describe the same steps."""
+    told = {"spec_accept_token_num": 1, "spec_draft_token_num": 4, "spec_verify_ct": 2}
+    last = {"spec_accept_token_num": 3, "spec_draft_token_num": 4, "spec_verify_ct": 1, "spec_accept_rate": 0.75}
+    assert finish(cut_after_two(**told), **last)["spec_accept_rate"] == 0.5
+    assert finish(cut_after_two(**told), **last, spec_accept_length=2.0)["spec_accept_length"] == pytest.approx(4 / 3)
+    assert finish(cut_after_two(), **last)["spec_accept_rate"] == 0.75
+    new = {"spec_num_correct_drafts": 1, "spec_num_proposed_drafts": 2}
+    assert finish(cut_after_two(**new), **new, spec_accept_rate=0.1)["spec_accept_rate"] == 0.5
+    assert finish(cut_after_two(**new), spec_accept_rate=0.1)["spec_accept_rate"] == 0.1
+
+
+def test_times_are_ours_after_a_cut() -> None:
+    """Dispatched at 10 and 12, first token at 11, finished at 20."""
+    meta = finish(
+        cut_after_two(),
+        e2e_latency=0.1,
+        first_token_latency=0.1,
+        request_received_ts=1012.0,
+        api_server_dispatch_finish_ts=1012.5,
+        decode_throughput=5.0,
+        request_finished_ts=1020.0,
+        response_sent_to_client_ts=1020.0,
+    )
+    assert meta["e2e_latency"] == 10.0
+    assert meta["first_token_latency"] == 1.0
+    assert meta["request_received_ts"] == 1010.0
+    assert meta["api_server_dispatch_finish_ts"] == 1010.5
+    assert meta["decode_throughput"] == pytest.approx(3 / 9)
+    assert meta["request_finished_ts"] == meta["response_sent_to_client_ts"] == 1020.0
+
+
+def test_sent_time_of_a_later_attempts_first_event_is_left_out() -> None:
+    exchange = cut_after_two()
+    out = exchange.feed([event([9], 1, response_sent_to_client_ts=5.0), event([9, 9], 2)], 13.0)
+    assert b"response_sent_to_client_ts" not in out
+
+
+@pytest.mark.parametrize("name", ["output_token_logprobs", "output_top_logprobs", "output_token_sampling_mask"])
+def test_rows_that_the_first_attempt_did_not_have(name: str) -> None:
+    """Law 5: half a list would be taken for the whole one."""
+    assert name not in finish(cut_after_two(), **{name: [1, 2]})
+    assert finish(cut_after_two(**{name: [1]}), **{name: [1, 2]}).get(name) is None
+    exchange = opened(ASKED)
+    exchange.dispatch(UNKNOWN, "mine", 10.0)
+    exchange.head(200, SSE_HEAD)
+    exchange.feed([event([7], 1, **{name: ["a"]}), event([7, 8], 2, **{name: ["a", "b"]})], 11.0)
+    exchange.dispatch(UNKNOWN, "again", 12.0)
+    exchange.head(200, SSE_HEAD)
+    assert finish(exchange, **{name: ["c", "d"]})[name] == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "spans"),
+    [
+        ("7", [("8", 0, 2)], [("7", 0, 2), ("8", 2, 4)]),
+        ("7", [("7", 0, 1), ("8", 1, 2)], [("7", 0, 3), ("8", 3, 4)]),
+        (7, [(7, 0, 2)], [(7, 0, 4)]),
+    ],
+)
+def test_weight_versions(first: Any, second: list[tuple[Any, int, int]], spans: list[tuple[Any, int, int]]) -> None:
+    """H2."""
+    told = [{"version": version, "start": start, "end": end} for version, start, end in second]
+    exchange = cut_after_two(weight_version=first)
+    meta = finish(exchange, weight_version=second[-1][0], weight_versions=told)
+    assert [tuple(span.values()) for span in meta["weight_versions"]] == spans
+    assert meta["weight_version"] == spans[-1][0]
+    assert exchange.crossed_versions() == (first != second[-1][0])
+
+
+def test_weight_changes_inside_an_attempt() -> None:
+    exchange = opened(ASKED)
+    exchange.dispatch(UNKNOWN, "mine", 0.0)
+    exchange.head(200, SSE_HEAD)
+    exchange.feed([event([7], 1, weight_version="1"), event([7, 8], 2, weight_version="2")], 1.0)
+    assert exchange.crossed_versions()
+    exchange.dispatch(UNKNOWN, "again", 2.0)
+    exchange.head(200, SSE_HEAD)
+    told = [{"version": "2", "start": 0, "end": 2}]
+    meta = finish(exchange, weight_version="2", weight_versions=told)
+    assert [tuple(span.values()) for span in meta["weight_versions"]] == [("1", 0, 1), ("2", 1, 4)]
+
+
+def test_corrupt_spans_are_left_out() -> None:
+    assert "weight_versions" not in finish(cut_after_two(weight_version="1"), weight_versions="?")
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from("ab")), max_size=8))
+def test_spans_tile(steps: list[tuple[int, str]]) -> None:
+    at, marks, labels = 0, [], ""
+    for size, version in steps:
+        marks.append((at, version))
+        labels += version * size
+        at += size
+    spans = merge(of_marks(marks, at))
+    assert "".join(str(span.version) * (span.end - span.start) for span in spans) == labels
+    assert all(one.end == two.start and one.version != two.version for one, two in itertools.pairwise(spans))
+    assert merge([Span("a", 0, 0)]) == [Span("a", 0, 0)]
+
+
+def test_order_and_unknown_fields_survive() -> None:
+    """F5: nothing is added, dropped or moved but what the table says."""
+    exchange = cut_after_two(prompt_tokens=2)
+    data = (
+        b'{"new top":[1.0, 2],"output_ids":[9],"meta_info":{"z":1.50,"id":"x","prompt_tokens":4,'
+        b'"big":18446744073709551615,'
+        b'"finish_reason":null,"completion_tokens":1,"text in it":"data: [DONE]\\n\\n \\u00e9"},"index":null}'
+    )
+    assert exchange.feed([sse(data)], 13.0) == (
+        b'data: {"new top":[1.0, 2],"output_ids":[7,8,9],"meta_info":{"z":1.50,"id":"mine","prompt_tokens":2,'
+        b'"big":18446744073709551615,"finish_reason":null,"completion_tokens":3,'
+        b'"text in it":"data: [DONE]\\n\\n \\u00e9"},"index":null}\n\n'
+    )
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("literal", ["NaN", "-Infinity", "Infinity", "null"])
+def test_numbers_that_are_none(literal: str, stream: bool) -> None:
+    """F1: such literals are read, joined and sent on as the worker spelled them, before and after a cut."""
+
+    def odd(ids: list[int], total: int, done: bool = False) -> tuple[bytes, bytes]:
+        rows = [[literal, "a NaN", one] for one in ids]
+        reason = {"type": "length", "length": total} if done else None
+        _, data = event(ids, total, output_token_logprobs=rows, finish_reason=reason)
+        return sse(data.replace(b'"%s"' % literal.encode(), literal.encode()))
+
+    exchange = opened({**ASKED, "stream": stream})
+    exchange.dispatch(UNKNOWN, "mine", 0.0)
+    exchange.head(200, SSE_HEAD)
+    first = [odd([7], 1), odd([7, 8], 2)]
+    assert exchange.feed(first, 1.0) == (first[0][0] + first[1][0] if stream else b"")
+    exchange.dispatch(UNKNOWN, "again", 2.0)
+    exchange.head(200, SSE_HEAD)
+    out = exchange.feed([odd([9], 1), odd([9, 5], 2, done=True), DONE], 3.0)
+    assert exchange.end is End.FINISHED, exchange.detail
+    data = out.split(b"\n\n")[1] if stream else exchange.answer(4.0).body
+    rows = b",".join(b'[%s,"a NaN",%d]' % (literal.encode(), one) for one in (7, 8, 9, 5))
+    assert b'"output_token_logprobs":[%s]' % rows in data
+    assert b'"output_ids":[7,8,9,5]' in data
+
+
+leaves = st.floats() | st.text() | st.none() | st.sampled_from(["NaN", '"NaN', "\\", "-Infinity"])
+
+
+@given(st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_shield(value: object) -> None:
+    """Any JSON of Python's own writer comes back byte for byte, and is strict JSON in between."""
+    for ascii_only in (True, False):
+        data = json.dumps({"x": value}, ensure_ascii=ascii_only, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        assert unshield(shield(data)) == data
+        msgspec.json.decode(shield(data))
+
+
+def test_wire() -> None:
+    assert write(read_fields(b'{ "a" : [1 , NaN] , "a" : 2.50 }')) == b'{"a":2.50}'
+    assert write(read_fields(b'{"b":[ 1 , -Infinity ]}')) == b'{"b":[ 1 , -Infinity ]}'
+    for broken in (b'{"a":NaNa}', b"{", b'{"a":nan}', b"[" * 50_000):
+        with pytest.raises(NotJson):
+            read_fields(broken)
+
+
+@pytest.mark.parametrize(
+    ("length", "before", "total", "answer"),
+    [
+        (2, 0, 2, None),
+        (0, 0, 0, None),
+        (3, 2, 3, False),
+        (1, 2, 3, True),
+        (2, 2, 2, False),
+        (0, 2, 2, True),
+    ],
+)
+def test_deltas(length: int, before: int, total: int, answer: bool | None) -> None:
+    assert deltas(length, before, total) is answer
+
+
+@pytest.mark.parametrize(("length", "before", "total"), [(1, 0, 2), (3, 0, 2), (2, 2, 3), (1, 2, 1), (4, 2, 3)])
+def test_deltas_that_cannot_be(length: int, before: int, total: int) -> None:
+    with pytest.raises(ValueError, match="completion_tokens"):
+        deltas(length, before, total)
