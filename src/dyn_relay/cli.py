@@ -67,9 +67,9 @@ def _with_options(run: Callable[[Loaded], None], name: str, text: str) -> click.
 def _serve(loaded: Loaded) -> None:
     import trio
 
-    from dyn_relay import app
+    from dyn_relay.app import run
 
-    raise SystemExit(trio.run(app.run, loaded.config))
+    raise SystemExit(trio.run(run, loaded.config))
 
 
 def _check(loaded: Loaded) -> None:
