@@ -97,9 +97,10 @@ class _Pipe:
         self.ended = True
         self.changed()
 
-    def break_off(self) -> None:
+    def break_off(self, *, lose: bool) -> None:
         self.broken = True
-        self.data.clear()
+        if lose:
+            self.data.clear()
         self.changed()
 
 
@@ -116,16 +117,16 @@ class SimConnection:
     async def receive(self, max_bytes: int = RECEIVE_SIZE) -> bytes:
         await trio.lowlevel.checkpoint()
         while True:
-            self._check(self._in)
-            if self._in.data:
+            if self._in.data and not self._closed:
                 return self._in.get(max_bytes)
+            self._check(self._in)
             if self._in.ended:
                 return b""
             await self._in.wait()
 
     async def send(self, data: bytes) -> None:
-        await trio.lowlevel.checkpoint_if_cancelled()
         self._unsent += data
+        await trio.lowlevel.checkpoint_if_cancelled()
         while self._unsent:
             self._check(self._out)
             self._flush()
@@ -166,13 +167,14 @@ class SimConnection:
             self._closed = True
             self._out.end()
             # What the peer still writes finds nobody: as with TCP, it learns so by a reset.
-            self._in.break_off()
+            self._in.break_off(lose=True)
 
     def abort(self) -> None:
         if not self._closed:
             self._closed = True
-            self._out.break_off()
-            self._in.break_off()
+            # As on Linux, the peer still reads what had reached it before it gets the error.
+            self._out.break_off(lose=False)
+            self._in.break_off(lose=True)
 
 
 class SimListener:

@@ -258,7 +258,7 @@ class MockWorker:
 
     async def _generate(self, connection: Connection, request: Request, keep: bool) -> None:
         """Answer a generation, and drop it if the client goes away meanwhile."""
-        gone = False
+        gone = cut = False
 
         async def watch() -> None:
             nonlocal gone
@@ -266,19 +266,20 @@ class MockWorker:
             gone = True
             nursery.cancel_scope.cancel()
 
-        cut = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             try:
                 await self._generate_watched(connection, request, keep)
-                cut = False
-            except (AnswerCut, ConnectionBroken):
-                pass
+            except AnswerCut:
+                cut = True
+            except ConnectionBroken:
+                gone = True
             nursery.cancel_scope.cancel()
+        if cut:
+            raise AnswerCut
         if gone:
             self.disconnects += 1
             self._note()
-        if cut:
             raise AnswerCut
 
     async def _generate_watched(self, connection: Connection, request: Request, keep: bool) -> None:

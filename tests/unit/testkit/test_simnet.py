@@ -23,6 +23,14 @@ async def ends() -> tuple[Connection, Connection]:
     return await pair(SimNetwork(buffer=10))
 
 
+async def send_until_blocked(connection: Connection, data: bytes) -> None:
+    """Hand over what fits, then be cancelled."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.send, data)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+
+
 async def drain(connection: Connection) -> bytes:
     got = b""
     while data := await connection.receive():
@@ -77,14 +85,16 @@ async def test_a_full_buffer_holds_the_writer_back(ends: tuple[Connection, Conne
 
 async def test_a_cancelled_send_leaves_no_hole(ends: tuple[Connection, Connection]) -> None:
     client, server = ends
-    with trio.move_on_after(0):
-        await client.send(b"0123456789abc")
+    await send_until_blocked(client, b"0123456789abc")
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await client.send(b"def")
     got = b""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(client.send, b"def")
-        while len(got) < 16:
+        nursery.start_soon(client.send, b"ghi")
+        while len(got) < 19:
             got += await server.receive()
-    assert got == b"0123456789abcdef"
+    assert got == b"0123456789abcdefghi"
 
 
 async def test_offer_never_waits(ends: tuple[Connection, Connection]) -> None:
@@ -110,11 +120,12 @@ async def test_close_delivers_the_rest_then_the_end(ends: tuple[Connection, Conn
         await client.receive()
 
 
-async def test_reset_loses_the_rest(ends: tuple[Connection, Connection]) -> None:
+async def test_reset_is_an_error_after_what_had_arrived(ends: tuple[Connection, Connection]) -> None:
     client, server = ends
-    await client.send(b"rest")
+    await send_until_blocked(client, b"0123456789abc")
     client.abort()
     await server.wait_closed()
+    assert await server.receive() == b"0123456789"
     with pytest.raises(ConnectionBroken, match="reset"):
         await server.receive()
 

@@ -39,7 +39,7 @@ def finishes(response: Response) -> list[Any]:
     return [value["meta_info"]["finish_reason"] for value in response.values()]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     strategies.requests(MODEL),
     st.sampled_from(DIALECTS),

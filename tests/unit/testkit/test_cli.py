@@ -1,0 +1,43 @@
+"""`dyn-mock-worker` as a process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+START = [sys.executable, "-c", "from dyn_testkit.cli import main; main()"]
+BODY = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3, "temperature": 0}, "stream": True}
+
+
+@contextmanager
+def worker(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    process = subprocess.Popen([*START, "--port", "0", *flags], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("listening on http://127.0.0.1:")
+        yield process, line.removeprefix("listening on ").strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_serves_and_dies_on_demand() -> None:
+    with worker("--dialect", "incremental", "--weight-version", "v7", "--fault", "1:kill@2") as (process, url):
+        whole = httpx.post(f"{url}/generate", json=BODY, trust_env=False)
+        assert whole.text.count('"weight_version":"v7"') == 3
+        assert whole.text.endswith("data: [DONE]\n\n")
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.post(f"{url}/generate", json=BODY, trust_env=False)
+        assert process.wait(timeout=30) == 137
+
+
+def test_a_bad_fault_is_a_usage_error() -> None:
+    ended = subprocess.run([*START, "--fault", "kill@2"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "--fault" in ended.stderr
