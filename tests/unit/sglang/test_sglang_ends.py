@@ -209,6 +209,17 @@ def test_garbage_is_never_forwarded(data: bytes, dialect: str, mode: str) -> Non
     assert sent["input_ids"] == [1, 2, 3, *wanted]
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_finish_that_does_not_add_up_is_none(stream: bool) -> None:
+    """Law 8: it must not let a cut answer pass for a whole one."""
+    exchange = started({**ASKED, "stream": stream}, tokens=2)
+    reason = {"type": "length", "length": 5}
+    finish = sse({"output_ids": [1, 2, 3], "meta_info": {"finish_reason": reason, "completion_tokens": 5}})
+    assert exchange.feed([finish, DONE], 2.0) == b""
+    assert exchange.end is End.GARBAGE
+    assert exchange.complete(3.0) is None
+
+
 def test_ids_that_no_engine_has() -> None:
     exchange = started(tokens=2, dialect="incremental")
     exchange.feed([sse({"output_ids": [5, -1], "meta_info": {"completion_tokens": 4}})], 2.0)

@@ -158,7 +158,7 @@ class SglangExchange(Reader):
             self._ledger.spans,
             now - self._ledger.opened,
             self._dialect or self._attempt.hint or Dialect.CUMULATIVE,
-            self._attempt.last_delta,
+            self._ledger.last_delta,
         )
         self.end = End.ABORTED if reason["type"] == "abort" else End.FINISHED
         return b"data: " + write(self._local[0]) + b"\n\n" + DONE_EVENT if self.streaming else b""

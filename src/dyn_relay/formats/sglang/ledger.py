@@ -54,7 +54,18 @@ class Counter:
 class Ledger:
     """Over all ended attempts: the tokens that the client has (streams) or that are safe here (unary)."""
 
-    __slots__ = ("first", "first_body", "first_token", "ids", "opened", "rows", "spans", "sums", "template")
+    __slots__ = (
+        "first",
+        "first_body",
+        "first_token",
+        "ids",
+        "last_delta",
+        "opened",
+        "rows",
+        "spans",
+        "sums",
+        "template",
+    )
 
     def __init__(self) -> None:
         #: When the first attempt was dispatched and when the first token came, on the caller's clock.
@@ -73,6 +84,8 @@ class Ledger:
         self.first_body: Fields = {}
         #: The newest event in the client's view, (top level, meta_info), from which a local finish is made.
         self.template: tuple[Fields, Fields] | None = None
+        #: How many tokens that event brought.
+        self.last_delta = 0
 
 
 class Attempt:

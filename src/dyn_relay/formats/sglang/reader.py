@@ -198,11 +198,15 @@ class Reader:
         except msgspec.DecodeError:
             event = read(delta_decoder, data) if incremental else read(whole_decoder, data)
         meta = event.meta_info
-        if (meta is None or meta.finish_reason is not None) and not self._last(event, data, whole):
-            return None
+        last = Kind.PROGRESS
+        if meta is None or meta.finish_reason is not None:
+            last = self._last(event, data, whole)
+            if last is Kind.ERROR:
+                return None
         assert meta is not None
         total, before = meta.completion_tokens, attempt.tokens
-        if attempt.echo:
+        if last is Kind.ABORT_ECHO:
+            attempt.echo, self._finished, self._aborted = data, True, True
             return before
         ids = event.output_ids
         if total is UNSET or ids is UNSET:
@@ -227,19 +231,17 @@ class Reader:
                 attempt.version = meta.weight_version
                 attempt.marks.append((before, meta.weight_version))
         attempt.newest = data
+        if last is Kind.FINISH:
+            self._finished, self._aborted = True, _type(event) == "abort"
         return before
 
-    def _last(self, event: Delta | Whole, data: bytes, whole: bytes) -> bool:
-        """A finish (True), or an error, which ends the attempt and is held back (False)."""
+    def _last(self, event: Delta | Whole, data: bytes, whole: bytes) -> Kind:
+        """What an event that is no mere progress is; an error ends the attempt and is held back."""
         word = kind(event)
-        aborted = event.meta_info is not None and _type(event) == "abort"
-        if word is Kind.ERROR or (aborted and self._resume_aborts):
+        if word is Kind.ERROR or (self._resume_aborts and _type(event) == "abort"):
             self._fail(fault(event), data, whole)
-            return False
-        self._finished, self._aborted = True, aborted
-        if word is Kind.ABORT_ECHO:
-            self._attempt.echo = data
-        return True
+            return Kind.ERROR
+        return word
 
     def _fail(self, found: Fault, data: bytes, whole: bytes) -> None:
         self._fault = found
@@ -374,6 +376,9 @@ class Reader:
                 self._keep(name, value, worker)
         ledger.spans.extend(shift(attempt.spans(), attempt.base))
         add_counters(ledger, meta, attempt.tokens)
+        ledger.last_delta = attempt.last_delta
+        if len(ledger.ids) != self.delivered:
+            raise ValueError("the ids do not match their count")
 
     def _keep(self, name: str, value: Raw, worker: Dialect | None) -> None:
         attempt = self._attempt
