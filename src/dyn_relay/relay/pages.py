@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -27,15 +26,11 @@ SECTIONS = {"states": lambda: f"```mermaid\n{diagram()}\n```", "failures": failu
 
 
 def refresh(page: str) -> str:
-    """The page with each generated section made anew."""
+    """The page with each generated section made anew. Raises `ValueError` if a marker is missing."""
     for name, make in SECTIONS.items():
         begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        page = re.sub(
-            f"{re.escape(begin)}.*?{re.escape(end)}",
-            lambda _, text=make(), b=begin, e=end: f"{b}\n{text}\n{e}",  # type: ignore[misc]
-            page,
-            flags=re.DOTALL,
-        )
+        start, stop = page.index(begin) + len(begin), page.index(end)
+        page = f"{page[:start]}\n{make()}\n{page[stop:]}"
     return page
 
 
