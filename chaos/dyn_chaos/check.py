@@ -261,16 +261,15 @@ def _differences(got: Any, want: Any, tolerance: float) -> Iterator[str]:
 
 
 def _tied(left: list[tuple[float | None, int]], right: list[tuple[float | None, int]], tolerance: float) -> bool:
-    """Top tokens may trade places, or fall out at the last place, where their logprobs are equal within the tolerance.
+    """Top tokens may trade places where their logprobs are equal within the tolerance.
 
-    Ranks were compared before by value, so it is enough that every token that differs has an equal beside its rank.
+    Ranks were compared by value before, so it is enough that every token that differs has an equal in another rank.
     """
-    values = [value for value, _ in left]
-    for i, ((value, token), (_, other)) in enumerate(zip(left, right, strict=True)):
-        near = [v for j, v in enumerate(values) if j != i and v is not None and value is not None]
-        if token != other and not any(value is not None and abs(value - v) <= 2 * tolerance for v in near):
+    for rank, ((value, token), (_, other)) in enumerate(zip(left, right, strict=True)):
+        others = [v for at, (v, _) in enumerate(left) if at != rank]
+        if token != other and not any(value is None or v is None or abs(value - v) <= 2 * tolerance for v in others):
             return False
-    return len(left) > 1
+    return True
 
 
 def _entries(rows: Any) -> list[tuple[float | None, int]]:

@@ -49,12 +49,14 @@ async def test_a_process_that_ends_before_it_is_ready_tells_why(tmp_path: Path) 
 
 async def test_kill_ends_the_whole_group(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
+        nursery.cancel_scope.deadline = trio.current_time() + 20  # one that lives on would keep its output open
         child = await start(nursery, tmp_path, FAMILY)
         members = processes.group(child.pid)
         assert child.pid in members
         assert len(members) == 2
         Server("http://x", child).kill()
         assert await child.wait() == -signal.SIGKILL
+    assert not nursery.cancel_scope.cancelled_caught
     assert [pid for pid in members if "born" in processes.title(pid)] == []
 
 
