@@ -146,9 +146,14 @@ class Plan:
 
     engine: Engine = field(default_factory=Engine)
     cut: int | None = None
-    traits: Traits = UNKNOWN
+    #: The worker's info tells what it speaks (that the ids are deltas, at least).
+    says: bool = False
     #: All its events arrive in one read.
     together: bool = False
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(incremental=self.engine.dialect != "cumulative") if self.says else UNKNOWN
 
 
 @dataclass

@@ -184,6 +184,7 @@ GARBAGE = [
     b'{"output_ids":[1,2],"meta_info":{"completion_tokens":1}}',
     b'{"output_ids":[1,2,3,4,5],"meta_info":{"completion_tokens":3}}',
     b'{"output_ids":[1],"meta_info":{"completion_tokens":4}}',
+    b'{"output_ids":[1],"meta_info":{"completion_tokens":1}}',
     b'{"output_ids":[],"meta_info":{"completion_tokens":4}}',
     b'{"output_ids":"x","meta_info":{"completion_tokens":4}}',
     b'{"output_ids":[1.5],"meta_info":{"completion_tokens":3}}',

@@ -43,7 +43,7 @@ def parsed(out: bytes) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_budget_spent(dialect: str, kills: list[int]) -> None:
     """E1, E9: all tokens delivered, the finish lost: no call with a budget of 0, but the finish that stock sends."""
-    engines = [(Engine(dialect, version=f"v{at // 2}", late_finish=True), one) for at, one in enumerate(kills)]
+    engines = [(Engine(dialect, version=f"v{at // 2}", late_finish=True, extra=True), n) for at, n in enumerate(kills)]
     exchange, out = cut(ASKED, engines)
     assert exchange.delivered == 4
     out += exchange.complete(110.0) or b""
@@ -54,6 +54,7 @@ def test_budget_spent(dialect: str, kills: list[int]) -> None:
     assert got["ids"] == wanted.ids
     assert got["rows"]["output_token_logprobs"] == wanted.logprobs
     assert got["rows"]["output_top_logprobs"] == wanted.tops
+    assert got["rows"]["entropies"] == [one / 1000 for one in wanted.ids]
     meta = events[-1]["meta_info"]
     assert meta["finish_reason"] == {"type": "length", "length": 4}
     assert meta["prompt_tokens"] == 3
@@ -61,7 +62,7 @@ def test_budget_spent(dialect: str, kills: list[int]) -> None:
     assert meta["e2e_latency"] == 10.0
     assert meta["weight_versions"][-1]["end"] == 4
     assert [one["version"] for one in meta["weight_versions"]] == (["v0", "v1"] if len(kills) > 2 else ["v0"])
-    real = json.loads(Engine(dialect).events({**ASKED, "rid": "x"})[-2][1])
+    real = json.loads(Engine(dialect, extra=True).events({**ASKED, "rid": "x"})[-2][1])
     assert list(meta) == list(real["meta_info"])
     assert list(events[-1]) == list(real)
 

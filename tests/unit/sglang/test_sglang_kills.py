@@ -99,8 +99,8 @@ def plans(draw: st.DrawFn) -> list[Plan]:
         late_finish=st.booleans(),
         nan=st.booleans(),
     )
-    dying = st.builds(Plan, engine=engine, cut=st.integers(0, 6), together=st.booleans())
-    living = st.builds(Plan, engine=engine, together=st.booleans())
+    dying = st.builds(Plan, engine=engine, cut=st.integers(0, 6), together=st.booleans(), says=st.booleans())
+    living = st.builds(Plan, engine=engine, together=st.booleans(), says=st.booleans())
     return [*draw(st.lists(dying, max_size=3)), draw(living)]
 
 

@@ -138,19 +138,22 @@ class Reader:
     def _rebased(self, whole: bytes, data: bytes, now: float) -> bytes:
         attempt = self._attempt
         if self._dialect is None and self.delivered and not attempt.events:
-            if attempt.hint is not None:
-                self._dialect = attempt.hint
-            elif not attempt.held and self._waits(data):
+            waits = not attempt.held and kind(read(whole_decoder, data)) is Kind.PROGRESS
+            if waits and (known := self._told(data)) is not None:
+                self._dialect = known
+            elif waits:
                 attempt.held = data
                 return b""
             else:
                 return self._release(whole, data, now)
         return self._show(whole, data, now)
 
-    def _waits(self, data: bytes) -> bool:
-        """True for a first event that reads differently in each dialect, when the client's is not known yet."""
-        event = read(whole_decoder, data)
-        return kind(event) is Kind.PROGRESS
+    def _told(self, data: bytes) -> Dialect | None:
+        """The dialect that the worker says it speaks; the flag for deltas has not always meant the logprobs too."""
+        hint = self._attempt.hint
+        if hint is Dialect.INCREMENTAL and any(rule(name) is Rule.ROWS for name in _meta(data)):
+            return None
+        return hint
 
     def _release(self, whole: bytes, data: bytes, now: float) -> bytes:
         """The second event shows the dialect (or the first is the last one, and may as well be the default's)."""
@@ -158,7 +161,7 @@ class Reader:
         event = read(whole_decoder, data)
         shown = kind(event) is not Kind.ERROR
         if not held or not shown:
-            self._dialect = Dialect.CUMULATIVE if shown else None
+            self._dialect = (self._attempt.hint or Dialect.CUMULATIVE) if shown else None
             return self._show(whole, data, now)
         before, total = _total(read(whole_decoder, held)), _total(event)
         shown_deltas = bool(deltas(count(event.output_ids), before, total))
@@ -264,7 +267,7 @@ class Reader:
             # Its ids so far were only counted: those of the first event, which said everything there was.
             self._ledger.ids.extend(_ids.decode(read(whole_decoder, attempt.newest).output_ids))
             self._ledger.ids.extend(_ids.decode(ids))
-        if self._dialect is None and not attempt.base:
+        if self._dialect is None:
             self._dialect = attempt.dialect
         for name in list(attempt.pieces):
             known = attempt.dialect.ids_are_deltas if name == IDS else attempt.dialect.rows_are_deltas
@@ -300,9 +303,8 @@ class Reader:
             return
         if "text" in top:
             self.verdict = Verdict("text")
-        if ledger.first is None:
-            snapshot(ledger, top, meta)
-            self.cached_tokens = _number(meta, "cached_tokens")
+        snapshot(ledger, top, meta)
+        self.cached_tokens = _number(meta, "cached_tokens")
         clock = plain(meta[SENT]) if SENT in meta else None
         if self._sent is None and isinstance(clock, int | float):
             self._sent = clock, now
@@ -360,7 +362,7 @@ class Reader:
         top = read_fields(attempt.newest)
         meta = read_fields(top["meta_info"])
         if self._dialect is None:
-            self._dialect = attempt.dialect or attempt.hint
+            self._dialect = attempt.dialect or self._told(attempt.newest)
         if attempt.body is not None:
             ledger.template = attempt.body
         elif self.streaming:
@@ -387,8 +389,7 @@ class Reader:
             rows = attempt.pieces.get(name, rows)
         else:
             rows.add(value)
-        if rows.count == attempt.tokens:
-            self._ledger.rows.setdefault(name, Rows()).extend(rows)
+        self._ledger.rows.setdefault(name, Rows()).extend(rows)
 
 
 def _type(event: Delta | Whole) -> str:
