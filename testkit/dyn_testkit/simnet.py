@@ -250,6 +250,11 @@ class SimNetwork:
     async def relay(self, source: Connection, sink: Connection, transform: Transform) -> Ended:
         return await relay_loop(source, sink, transform)
 
+    @property
+    def listening(self) -> frozenset[Address]:
+        """The addresses that take dials now."""
+        return frozenset(self._listeners)
+
     def forget(self, listener: SimListener) -> None:
         """A listener has closed: its address refuses from now on."""
         self._listeners.pop((listener.host, listener.port), None)

@@ -98,12 +98,16 @@ class MockWorker:
     ) -> AsyncIterator[MockWorker]:
         """Run a worker as long as the block does. Raises `OSError` if it cannot listen."""
         worker = cls(network, host, port, options, faults)
+        failure: Exception | None = None
         async with trio.open_nursery() as nursery:
-            await nursery.start(worker.run)
             try:
+                await nursery.start(worker.run)
                 yield worker
-            finally:
-                nursery.cancel_scope.cancel()
+            except Exception as exc:
+                failure = exc  # raised outside, where the nursery cannot wrap it into a group
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
 
     @property
     def url(self) -> str:

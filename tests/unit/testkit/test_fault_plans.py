@@ -259,6 +259,26 @@ async def test_kill_takes_all_connections_and_the_port(autojump_clock: trio.test
         assert (await fetch(network, worker.url, "/generate", body(rid="bystander"))).complete
 
 
+async def test_a_killed_worker_refuses_from_that_moment_on() -> None:
+    network = SimNetwork()
+    async with MockWorker.serve(network, "worker", 1) as worker:
+        assert network.listening == {("worker", 1)}
+        worker.kill()
+        worker.kill()
+        assert not network.listening
+        assert worker.deaths == 1
+
+
+@pytest.mark.parametrize("setup", [{"tokens_per_tick": 4}, {"stream_interval": 4}])
+@pytest.mark.parametrize("where", [at_token(3), inside_json(4, 20)])
+async def test_coalesced_tokens_are_split_where_a_fault_needs_it(setup: dict[str, int], where: Where) -> None:
+    plan = FaultPlan.of(Fault(where, CLOSE))
+    response, _ = await one(plan, body(sampling_params={"max_new_tokens": 9, "temperature": 0}), **setup)
+    plan.verify()
+    whole = [value["meta_info"]["completion_tokens"] for value in response.values()]
+    assert whole[-1:] == ([3] if where.spot is Spot.AT_TOKEN else [1] if "stream_interval" in setup else [])
+
+
 async def test_first_two_then_work() -> None:
     """The wish of Toxiproxy's users; and a plan in order of requests."""
     plan = FaultPlan.of(Fault(at_token(1), CLOSE, faults.first(2)))
@@ -360,3 +380,14 @@ async def test_the_wire_after_a_reset_is_an_error_for_whoever_writes() -> None:
         assert (await ask(connection, "/generate", body())).broken == "reset"
         with pytest.raises(ConnectionBroken):
             await connection.send(b"more")
+
+
+async def test_errors_of_the_block_and_of_listening_are_not_wrapped() -> None:
+    network = SimNetwork()
+    async with MockWorker.serve(network, "worker", 1):
+        with pytest.raises(OSError, match="in use"):
+            async with MockWorker.serve(network, "worker", 1):
+                pass
+    with pytest.raises(ZeroDivisionError):
+        async with MockWorker.serve(network, "worker", 1):
+            raise ZeroDivisionError
