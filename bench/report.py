@@ -1,12 +1,19 @@
-"""Samples to tables: medians with their spread, and ratios to the baseline taken repetition by repetition."""
+"""Samples to tables: medians with their spread, and ratios to the baseline taken repetition by repetition.
+
+`python bench/report.py results/TIME.json ...` prints the tables of earlier runs.
+"""
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from peers import BASELINE
+from workloads import WORKLOADS
 
 Sample = dict[str, Any]
 
@@ -24,21 +31,47 @@ COLUMNS = (
 )
 
 
+def report(samples: list[Sample]) -> str:
+    """All tables of a run, in Markdown: CPU time of all peers first, then one table a workload."""
+    names = dict.fromkeys(sample["workload"] for sample in samples)
+    parts = [overview(samples)]
+    parts += [f"**{name}**: {WORKLOADS[name].what}\n\n{table(samples, name)}" for name in names]
+    return "\n\n".join(parts)
+
+
+def overview(samples: list[Sample]) -> str:
+    """CPU ms per request: a row for each workload, a column for each peer, its ratio to the baseline behind `x`."""
+    peers = list(dict.fromkeys(sample["peer"] for sample in samples))
+    lines = ["| CPU ms/request | " + " | ".join(peers) + " |", "|---" * (len(peers) + 1) + "|"]
+    for name in dict.fromkeys(sample["workload"] for sample in samples):
+        cells = [_cell(_of(samples, name, peer), _base(samples, name), "cpu_ms", "{:.3f}", True) for peer in peers]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def table(samples: list[Sample], workload: str) -> str:
-    """A Markdown table of one workload: a row for each peer, `median (lowest-highest)`, ratios behind `x`."""
+    """One workload: a row for each peer, `median (lowest-highest)`, ratios to the baseline behind `x`."""
     rows = [sample for sample in samples if sample["workload"] == workload]
     columns = [column for column in COLUMNS if any(sample[column[0]] is not None for sample in rows)]
-    base = {sample["rep"]: sample for sample in rows if sample["peer"] == BASELINE}
+    base = _base(samples, workload)
     lines = [
         "| peer | " + " | ".join(heading for _, heading, _, _ in columns) + " | errors |",
         "|---" * (len(columns) + 2) + "|",
     ]
     for peer in dict.fromkeys(sample["peer"] for sample in rows):
-        mine = [sample for sample in rows if sample["peer"] == peer]
-        cells = [_cell(mine, base, key, form, ratio and peer != BASELINE) for key, _, form, ratio in columns]
+        mine = _of(rows, workload, peer)
+        cells = [_cell(mine, base, key, form, ratio) for key, _, form, ratio in columns]
         errors = sum(sum(sample["load"]["errors"].values()) for sample in mine)
         lines.append(f"| {peer} | " + " | ".join(cells) + f" | {errors} |")
     return "\n".join(lines)
+
+
+def _of(samples: list[Sample], workload: str, peer: str) -> list[Sample]:
+    return [sample for sample in samples if (sample["workload"], sample["peer"]) == (workload, peer)]
+
+
+def _base(samples: list[Sample], workload: str) -> dict[int, Sample]:
+    return {sample["rep"]: sample for sample in _of(samples, workload, BASELINE)}
 
 
 def _cell(mine: list[Sample], base: dict[int, Sample], key: str, form: str, with_ratio: bool) -> str:
@@ -53,5 +86,16 @@ def _cell(mine: list[Sample], base: dict[int, Sample], key: str, form: str, with
 def _ratios(mine: list[Sample], base: dict[int, Sample], key: str) -> Iterable[float]:
     for sample in mine:
         other = base.get(sample["rep"])
-        if other is not None and sample[key] is not None and other[key]:
+        if other is not None and other is not sample and sample[key] is not None and other[key]:
             yield sample[key] / other[key]
+
+
+def main() -> None:
+    """Print the tables of the runs in the files named on the command line, one after the other."""
+    for name in sys.argv[1:]:
+        run = json.loads(Path(name).read_text())
+        print(f"{run['title']}\n\n{report(run['samples'])}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import procs
-from peers import PEERS, Peer
+from peers import BASELINE, PEERS, Peer
 from procs import LOAD_CORE, PROXY_CORE, Cost, core_busy_ms, cost
-from report import Sample, table
+from report import Sample, report
 from workloads import Workload, select
 
 
@@ -47,8 +47,8 @@ def measure(peer: Peer, workload: Workload, rep: int) -> Sample:
         busy = core_busy_ms(PROXY_CORE) + core_busy_ms(LOAD_CORE) - busy_begin
         end, worker_end = cost(proxy), cost(worker)
         ours = end.run_ms - begin.run_ms + worker_end.run_ms - worker_begin.run_ms + result.cpu_ms
-    report = result.report
-    answers = max(report["ok"], 1)
+    seen = result.report
+    answers = max(seen["ok"], 1)
     return {
         "peer": peer.name,
         "workload": workload.name,
@@ -59,25 +59,25 @@ def measure(peer: Peer, workload: Workload, rep: int) -> Sample:
         "worker_cpu_ms": (worker_end.run_ms - worker_begin.run_ms) / answers,
         "proxy_busy": (end.run_ms - begin.run_ms) / seconds / 1000,
         # A fixed number of requests over a fixed time says nothing about speed.
-        "rps": None if workload.requests else report["rps"],
-        "p50_ms": _ms(report, "p50"),
-        "p99_ms": _ms(report, "p99"),
-        "delay_p50_us": _delay(report, "p50"),
-        "delay_p99_us": _delay(report, "p99"),
+        "rps": None if workload.requests else seen["rps"],
+        "p50_ms": _ms(seen, "p50"),
+        "p99_ms": _ms(seen, "p99"),
+        "delay_p50_us": _delay(seen, "p50"),
+        "delay_p99_us": _delay(seen, "p99"),
         "idle_rss_mb": idle.rss / 1e6,
         "peak_rss_mb": peak.rss / 1e6,
         "kb_per_stream": _kb_per_stream(workload, idle, peak),
         "other_load": max(0.0, (busy - ours) / seconds / 20),
-        "load": report,
+        "load": seen,
     }
 
 
-def _ms(report: Sample, rank: str) -> float | None:
-    return report["latency_us"][rank] / 1000 if report["latency_us"] else None
+def _ms(seen: Sample, rank: str) -> float | None:
+    return seen["latency_us"][rank] / 1000 if seen["latency_us"] else None
 
 
-def _delay(report: Sample, rank: str) -> float | None:
-    return report["delay_us"][rank] if report["delay_us"] else None
+def _delay(seen: Sample, rank: str) -> float | None:
+    return seen["delay_us"][rank] if seen["delay_us"] else None
 
 
 def _kb_per_stream(workload: Workload, idle: Cost, peak: Cost) -> float | None:
@@ -121,11 +121,10 @@ def main() -> None:
                 samples.append(measure(peer, workload, rep))
                 print(line(samples[-1]), file=sys.stderr, flush=True)
     machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
-    print(f"{now:%Y-%m-%d %H:%M} UTC, {machine}; medians of {options.reps} (lowest-highest), **x** to sglang-router\n")
-    for workload in workloads:
-        print(f"**{workload.name}**: {workload.what}\n\n{table(samples, workload.name)}\n")
+    title = f"{now:%Y-%m-%d %H:%M} UTC, {machine}; medians of {options.reps} (lowest-highest), **x** to {BASELINE}"
+    print(f"{title}\n\n{report(samples)}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"time": now.isoformat(), "machine": machine, "samples": samples}, indent=1))
+    path.write_text(json.dumps({"title": title, "samples": samples}, indent=1))
     print(f"samples: {path}", file=sys.stderr)
     if any(sample["load"]["errors"] for sample in samples):
         raise SystemExit("some answers were wrong or missing")
