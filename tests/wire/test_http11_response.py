@@ -75,6 +75,7 @@ def test_any_fragmentation_gives_the_response_that_h11_reads(
     assert reader.keep_alive is (how != "closed")
     assert reader.eof() is True
     assert (reader.status, got, True) == by_h11(wire, eof=how == "closed")
+    assert not any(key == b"link" for key, _ in reader.headers)
     assert [value for key, value in reader.headers if key == b"x-a"] == [b"b", b"c"] * fields.count(
         b"X-A: b\r\nX-A: c\r\n"
     )
@@ -125,6 +126,8 @@ def test_statuses_without_a_body_end_with_the_head(status: int) -> None:
 def test_the_answer_to_a_head_request_ends_with_its_head() -> None:
     reader, body = read([OK + b"Content-Length: 500\r\n\r\n"], no_body=True)
     assert (body, reader.complete, reader.keep_alive) == (b"", True, True)
+    assert reader.feed(b"x") == b""
+    assert not reader.keep_alive
 
 
 @pytest.mark.parametrize("extra", [b"HTTP/1.1 200 OK\r\n", b"\0garbage", b"x"])

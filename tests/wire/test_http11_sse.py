@@ -59,6 +59,8 @@ streams = st.builds(
 @given(stream=streams, cuts=st.lists(st.integers(0, 400), max_size=12))
 @example(stream=b"\r\n\r\n\n\ndata: x\n\r\n", cuts=[1, 2, 3, 4, 5])
 @example(stream=BOM + b"\r\ndata: x\n\n", cuts=[1, 2, 3, 4])
+@example(stream=b"data: x\r\n\n", cuts=[])
+@example(stream=b"data: x\n\n" + BOM + b"data: y\n\n", cuts=[9])
 def test_any_fragmentation_gives_the_same_events(stream: bytes, cuts: list[int]) -> None:
     expected = reference(stream)
     splitter = Splitter(HUGE)

@@ -168,6 +168,16 @@ async def test_what_a_cancelled_send_left_goes_first(world: World) -> None:
     assert await read_until(world.client, b"!") == b"kept,THEN!"
 
 
+async def test_what_a_cancelled_send_left_goes_also_while_the_source_is_silent(world: World) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await world.sink.send(b"kept")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(world.relay)
+        assert await read_until(world.client, b"kept") == b"kept"
+        nursery.cancel_scope.cancel()
+
+
 async def test_wait_closed_returns_when_the_peer_has_left_and_reads_nothing(world: World) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(world.sink.wait_closed)

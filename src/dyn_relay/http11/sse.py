@@ -50,7 +50,7 @@ class Splitter:
             and data.startswith(b"data: ")
             and data.find(b"\n") == len(data) - 2
             and data.endswith(b"\n\n")
-            and b"\r" not in data
+            and data[-3] != 13
             and len(data) <= self._max_event
         ):
             self._first = False
