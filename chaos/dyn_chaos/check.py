@@ -14,9 +14,9 @@ from typing import Any
 from dyn_chaos import fold
 from dyn_chaos.history import Record
 
-#: SGLang 0.5.23, float32, two CPU cores: prompt + k tokens on another server differ from the uninterrupted run's
-#: logprobs by up to 2.4e-5 for numerical reasons.
-TOLERANCE = 5e-5
+#: SGLang 0.5.23, float32, two CPU cores: runs of the engine itself, and their continuations in other batches, differ for
+#: numerical reasons by up to 3e-5 in the logprob of the sampled token and 5e-5 in those of its alternatives.
+TOLERANCE = 1e-4
 
 #: Where SGLang itself does not always send the same keys: a timestamp that depends on how events coalesce.
 VOLATILE = frozenset({"response_sent_to_client_ts"})

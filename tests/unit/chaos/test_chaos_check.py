@@ -28,8 +28,8 @@ def test_coalescing_is_no_finding(mode: str) -> None:
 def test_differences_within_the_tolerance_are_no_finding() -> None:
     said = events("unary")
     for rows in ("output_token_logprobs", "input_token_logprobs"):
-        said[0]["meta_info"][rows][1][0] += 4e-5
-    said[0]["meta_info"]["output_top_logprobs"][1][0][0] += 4e-5
+        said[0]["meta_info"][rows][1][0] += 0.8 * check.TOLERANCE
+    said[0]["meta_info"]["output_top_logprobs"][1][0][0] += 0.8 * check.TOLERANCE
     assert check.check(record("unary", said), record("unary")) == []
 
 
@@ -95,12 +95,12 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Events], None], set[str]]] = {
     "retractions": ("unary", _all("num_retractions", 1), {"counters"}),
     "another id": ("cumulative", _meta("id", "other", 1), {"identity"}),
     "an id that is not the client's": ("incremental", _all("id", "other"), {"identity"}),
-    "a logprob": ("incremental", _logprob("output_token_logprobs", 6e-5), {"output_logprobs"}),
-    "a top logprob": ("unary", _logprob("output_top_logprobs", 6e-5), {"output_logprobs"}),
+    "a logprob": ("incremental", _logprob("output_token_logprobs", 1.2 * check.TOLERANCE), {"output_logprobs"}),
+    "a top logprob": ("unary", _logprob("output_top_logprobs", 1.2 * check.TOLERANCE), {"output_logprobs"}),
     "a logprob of another token": ("cumulative", _token_of_logprob, {"output_logprobs"}),
     "a top logprob of another token": ("unary", _token_of_top_logprob, {"output_logprobs"}),
     "a logprob that is null": ("unary", lambda said: _null(said, "output_token_logprobs"), {"output_logprobs"}),
-    "a prompt logprob": ("unary", _logprob("input_token_logprobs", 6e-5), {"prompt_logprobs"}),
+    "a prompt logprob": ("unary", _logprob("input_token_logprobs", 1.2 * check.TOLERANCE), {"prompt_logprobs"}),
     "no prompt logprobs": ("incremental", _all("input_token_logprobs", []), {"prompt_logprobs"}),
     "prompt logprobs of the continuation": ("cumulative", _meta("input_token_logprobs", [], 1), {"prompt_logprobs"}),
     "weights of the continuation": (
@@ -169,8 +169,8 @@ def test_an_event_that_takes_back_a_token_is_found() -> None:
 
 def test_top_logprobs_may_trade_places_only_at_a_tie() -> None:
     reference, tied = events("unary"), events("unary")
-    reference[0]["meta_info"]["output_top_logprobs"][2] = [[-1.0, 43, None], [-1.00001, 7, None]]
-    tied[0]["meta_info"]["output_top_logprobs"][2] = [[-1.0, 7, None], [-1.00001, 43, None]]
+    reference[0]["meta_info"]["output_top_logprobs"][2] = [[-1.0, 43, None], [-1.0 - check.TOLERANCE, 7, None]]
+    tied[0]["meta_info"]["output_top_logprobs"][2] = [[-1.0, 7, None], [-1.0 - check.TOLERANCE, 43, None]]
     assert check.check(record("unary", tied), record("unary", reference)) == []
     swapped = events("unary")
     swapped[0]["meta_info"]["output_top_logprobs"][2] = [
