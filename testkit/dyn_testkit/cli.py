@@ -59,10 +59,10 @@ def main(host: str, port: int, dialect: str, faults: tuple[str, ...], **flags: A
     )
     plan = FaultPlan.of(*(_numbered(text) for text in faults))
     try:
-        died = trio.run(_serve, host, port, options, plan)
-    except KeyboardInterrupt:
-        died = False
-    raise SystemExit(137 if died else 0)
+        trio.run(_serve, host, port, options, plan)
+    except* KeyboardInterrupt:
+        return
+    raise SystemExit(137)
 
 
 def _numbered(text: str) -> Fault:
@@ -74,8 +74,7 @@ def _numbered(text: str) -> Fault:
         raise click.BadParameter(f"{text!r}: {exc}", param_hint="--fault") from exc
 
 
-async def _serve(host: str, port: int, options: WorkerOptions, plan: FaultPlan) -> bool:
+async def _serve(host: str, port: int, options: WorkerOptions, plan: FaultPlan) -> None:
     async with open_network() as network, MockWorker.serve(network, host, port, options, plan) as worker:
         click.echo(f"listening on {worker.url}")
         await worker.dead()
-        return True

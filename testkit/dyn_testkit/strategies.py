@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dyn_testkit import faults
 from dyn_testkit.engine import Model
-from dyn_testkit.faults import Fault, FaultPlan, What, Where
+from dyn_testkit.faults import FaultPlan, What, Where
 from dyn_testkit.simnet import Fragmentation
 
 
@@ -86,8 +86,3 @@ def fragmentations(max_cuts: int = 30) -> st.SearchStrategy[Fragmentation]:
     """How reads are cut; shrinks to whole reads."""
     sizes = st.lists(st.integers(1, 300), max_size=max_cuts).map(tuple)
     return st.builds(Fragmentation, st.sampled_from([None, 64, 7, 1]), sizes)
-
-
-def single_faults(max_tokens: int) -> st.SearchStrategy[Fault]:
-    """One cut of every request."""
-    return st.builds(Fault, places(max_tokens), st.sampled_from(CUTS))

@@ -150,7 +150,10 @@ class MockWorker:
     async def _accept(self, listener: Listener) -> None:
         async with trio.open_nursery() as nursery:
             while True:
-                connection = await listener.accept()
+                try:
+                    connection = await listener.accept()
+                except trio.ClosedResourceError:
+                    return  # killed at this very moment
                 self._connections.add(connection)
                 nursery.start_soon(self._serve, connection, self.dialled)
                 self.dialled += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,12 @@ def test_it_serves_and_dies_on_demand() -> None:
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.post(f"{url}/generate", json=BODY, trust_env=False)
         assert process.wait(timeout=30) == 137
+
+
+def test_an_interrupt_ends_it_quietly() -> None:
+    with worker() as (process, _):
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
 
 
 def test_a_bad_fault_is_a_usage_error() -> None:
