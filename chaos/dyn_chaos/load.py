@@ -37,29 +37,29 @@ class Plan:
 
 
 def plans(streams: int, tokens: int, *, seed: int = 0, prompt: int = 24, vocabulary: int = 1024) -> list[Plan]:
-    """`streams` requests of `tokens` tokens at temperature 0, every other one unary, each with its own prompt.
+    """`streams` requests of `tokens` tokens at temperature 0, half of them unary, each with its own prompt.
 
-    Prompts have 1 to `prompt` ids in [3, vocabulary). A variant with `rid` gets one of its own.
+    Streams and unary requests come in random order, so that no policy that takes turns sends them to different workers.
+    Each mode has every variant, in turn. Prompts have 1 to `prompt` ids in [3, vocabulary). A variant with `rid` gets
+    one of its own.
     """
     chosen = random.Random(seed)
+    numbers = list(range(streams))
+    chosen.shuffle(numbers)
     made = []
-    for i in range(streams):
-        streaming = i % 2 == 0
-        key = f"{i:04d}-{'sse' if streaming else 'unary'}"
-        variant = dict(VARIANTS[i // 2 % len(VARIANTS)])
+    for place, number in enumerate(numbers):
+        streaming = number % 2 == 0
+        key = f"{place:04d}-{'sse' if streaming else 'unary'}"
+        variant = dict(VARIANTS[number // 2 % len(VARIANTS)])
         if "rid" in variant:
             variant["rid"] = f"chaos-{seed}-{key}"
-        made.append(
-            Plan(
-                key,
-                {
-                    "input_ids": [chosen.randrange(3, vocabulary) for _ in range(chosen.randint(1, prompt))],
-                    "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
-                    **variant,
-                    "stream": streaming,
-                },
-            )
-        )
+        body = {
+            "input_ids": [chosen.randrange(3, vocabulary) for _ in range(chosen.randint(1, prompt))],
+            "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True},
+            **variant,
+            "stream": streaming,
+        }
+        made.append(Plan(key, body))
     return made
 
 

@@ -112,7 +112,9 @@ async def _death(
         records = await strike_during(relay.url, _load(lab, name), started(BEGUN, at), strike_the_busiest, outcome)
         _keep(lab, name, records)
         await judge(relay.url, records, references, outcome)
-        _read_trace(lab, name, STREAMS, outcome)
+        rows = _read_trace(lab, name, STREAMS, outcome)
+        modes = {row["streaming"] for row in rows if len(row["attempts"]) > 1}
+        outcome.expect(modes == {True, False}, "vacuous", "the strike did not move both a stream and a unary request")
         nursery.cancel_scope.cancel()
     for engine in victim:
         await lab.discard("ab"[engines.index(engine)])
@@ -276,7 +278,8 @@ def _keep(lab: Lab, name: str, records: dict[str, Record]) -> None:
 def _read_trace(lab: Lab, name: str, requests: int, outcome: Outcome) -> list[dict[str, Any]]:
     """One row a request, no more and no less; how many needed more than one attempt."""
     rows = [json.loads(line) for line in lab.trace(name).read_text().splitlines()]
-    outcome.facts["moved"] = sum(len(row["attempts"]) > 1 for row in rows)
+    moved = [row["streaming"] for row in rows if len(row["attempts"]) > 1]
+    outcome.facts["moved"] = f"{sum(moved)} SSE and {len(moved) - sum(moved)} unary"
     outcome.expect(len(rows) == requests, "trace", f"{len(rows)} rows for {requests} requests")
     return rows
 
