@@ -174,7 +174,7 @@ class Probation:
 
     def death(self, trial: Trial) -> Finding:
         """The rule at the top of this file."""
-        if trial.proven or (trial.beside is not None and not trial.suspect):
+        if trial.proven or trial.beside is not None:
             finding = Finding.INNOCENT
         elif self.register.suspect(trial.fingerprint, alone=trial.suspect):
             finding = Finding.CONVICTED

@@ -160,6 +160,20 @@ async def test_who_had_tokens_is_never_blamed() -> None:
         assert await fleet.choose(name, frozenset()) is not None
 
 
+async def test_a_proven_copy_of_a_suspect_shares_its_worker() -> None:
+    """It has given tokens before, so it neither waits nor is on probation; nor does its end free the worker."""
+    fleet = make_fleet(urls=URLS[:2])
+    w1, w2 = ready(fleet)
+    with fleet.trial(w1, b"G") as trial:
+        trial.died()
+    with fleet.trial(w2, b"G") as suspect:
+        assert await fleet.choose(b"G", {w1.id}, proven=True) is w2
+        with fleet.trial(w2, b"G", proven=True) as proven:
+            assert not proven.suspect
+            proven.token()
+        assert suspect.died() is Finding.CONVICTED
+
+
 async def test_a_suspect_that_passed_does_not_excuse_others() -> None:
     """Probation is over at the first token; who dies without one after that is a suspect."""
     fleet = make_fleet(urls=URLS)

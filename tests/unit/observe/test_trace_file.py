@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+import dyn_relay.observe.trace
 from dyn_relay.observe.trace import TraceFile
 
 
@@ -56,6 +59,22 @@ def test_a_disk_that_blocks_does_not_block_the_writer(tmp_path: Path) -> None:
     thread.join()
     os.close(reader)
     assert [json.loads(line) for line in received.splitlines()] == [row] * 1000
+
+
+def test_a_write_that_takes_only_a_part_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dribble(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(memoryview(data)[:3])
+
+        def close(self) -> None:
+            written.append(self.getvalue())
+            super().close()
+
+    written: list[bytes] = []
+    monkeypatch.setattr(dyn_relay.observe.trace, "open", lambda *args, **kwargs: Dribble(), raising=False)
+    with TraceFile("anywhere") as trace:
+        trace.write({"rid": "abcdefgh"})
+    assert written == [b'{"rid":"abcdefgh"}\n']
 
 
 def test_a_disk_that_is_full_is_logged_once() -> None:
