@@ -171,8 +171,7 @@ class SglangExchange(Reader):
             return errors.unary(self._fault)
         attempt = self._attempt
         body, meta = self._local or self._view(now, attempt.tokens).event(attempt.echo or attempt.newest)
-        incremental = attempt.dialect is not None and attempt.dialect.ids_are_deltas
-        text = "".join(attempt.text) if incremental and attempt.text and not attempt.echo else None
+        text = "".join(attempt.text) if attempt.deltas and attempt.text and not attempt.echo else None
         sent = self._sent[0] + now - self._sent[1] if self._sent is not None else None
         return Answer(200, fold.unary(self._ledger, body, meta, text, sent))
 

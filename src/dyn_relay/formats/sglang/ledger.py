@@ -94,6 +94,7 @@ class Attempt:
     __slots__ = (
         "base",
         "body",
+        "deltas",
         "dialect",
         "echo",
         "events",
@@ -124,6 +125,8 @@ class Attempt:
         self.interval = interval
         #: What it has shown to speak.
         self.dialect: Dialect | None = None
+        #: Its ids are known to be deltas; read for each event.
+        self.deltas = False
         self.tokens = 0
         self.last_delta = 0
         self.events = 0

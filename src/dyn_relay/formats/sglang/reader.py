@@ -194,12 +194,11 @@ class Reader:
         Raises `ValueError` if it cannot be the next event of this attempt.
         """
         attempt = self._attempt
-        incremental = attempt.dialect is not None and attempt.dialect.ids_are_deltas
         event: Delta | Whole
         try:
-            event = delta_decoder.decode(data) if incremental else whole_decoder.decode(data)
+            event = delta_decoder.decode(data) if attempt.deltas else whole_decoder.decode(data)
         except msgspec.DecodeError:
-            event = read(delta_decoder, data) if incremental else read(whole_decoder, data)
+            event = read(delta_decoder, data) if attempt.deltas else read(whole_decoder, data)
         meta = event.meta_info
         last = Kind.PROGRESS
         if meta is None or meta.finish_reason is not None:
@@ -263,6 +262,7 @@ class Reader:
         if shown is None:
             return
         attempt.dialect = self._spoken(data, attempt.newest, shown, before, total)
+        attempt.deltas = shown
         if shown:
             # Its ids so far were only counted: those of the first event, which said everything there was.
             self._ledger.ids.extend(_ids.decode(read(whole_decoder, attempt.newest).output_ids))
@@ -370,7 +370,7 @@ class Reader:
         else:
             ledger.template = self._view(attempt.started, attempt.tokens).event(attempt.newest)
         worker = attempt.dialect
-        if worker is None or not worker.ids_are_deltas:
+        if not attempt.deltas:
             ledger.ids.extend(_ids.decode(top[IDS]))
         if self._dialect is not Dialect.INCREMENTAL:
             lists = {IDS: top[IDS], **{name: value for name, value in meta.items() if may_be_rows(name, value)}}
