@@ -1,0 +1,105 @@
+"""The laws as they are checked on a whole router, on any level: each takes a backend and gives a check of scenarios."""
+
+from __future__ import annotations
+
+from dyn_testkit import laws
+from dyn_testkit.laws import scenarios as some
+from dyn_testkit.laws.levels import other
+from dyn_testkit.oracle import Oracle
+
+ORACLE = Oracle(some.MODEL)
+
+
+def equivalence(backend):
+    def check(scenario):
+        seen = backend.observe(scenario)
+        laws.equivalence(seen, ORACLE)
+        return seen
+
+    return check
+
+
+def admission(backend):
+    def check(judged, scenario):
+        body, reason = judged
+        seen = backend.observe(laws.Scenario(body, scenario.blows, scenario.dialects, scenario.cuts))
+        laws.admission(seen, reason)
+        return seen
+
+    return check
+
+
+def budget(backend):
+    def check(scenario):
+        seen = backend.observe(scenario)
+        laws.budget(seen, ORACLE)
+        return seen
+
+    return check
+
+
+def snapshot(backend):
+    def check(scenario):
+        seen = backend.observe(scenario)
+        laws.snapshot(seen)
+        return seen
+
+    return check
+
+
+def fold(backend):
+    def check(scenario):
+        unary = backend.observe(other(scenario, stream=False))
+        laws.fold(unary, backend.observe(other(scenario, stream=True)))
+        return unary
+
+    return check
+
+
+def passthrough(backend):
+    """Attempt 0 of a stream with a rid, and everything that is not migratable, goes out as it came."""
+
+    def check(judged, scenario):
+        body, reason = judged
+        seen = backend.observe(laws.Scenario(body, (), scenario.dialects, scenario.cuts))
+        ours = not seen.scenario.streaming or "rid" not in seen.request
+        laws.passthrough(seen, rewritten=ours and not reason)
+        return seen
+
+    return check
+
+
+def no_false_success(backend):
+    def check(scenario, kept):
+        seen = backend.observe(scenario)
+        laws.no_false_success(seen, ORACLE)
+        if seen.response.wire:
+            laws.truncation(seen, ORACLE, kept % (len(seen.response.wire) + 1))
+        return seen
+
+    return check
+
+
+def exactly_once(backend):
+    def check(scenario):
+        seen = backend.observe(scenario)
+        laws.exactly_once(seen)
+        return seen
+
+    return check
+
+
+def everything(backend):
+    """All laws of one answer at once."""
+
+    def check(scenario):
+        seen = backend.observe(scenario)
+        laws.equivalence(seen, ORACLE)
+        laws.admission(seen, "")
+        laws.budget(seen, ORACLE)
+        laws.snapshot(seen)
+        laws.no_false_success(seen, ORACLE)
+        laws.exactly_once(seen)
+        return seen
+
+    return check

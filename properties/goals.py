@@ -1,0 +1,26 @@
+"""What a run over arbitrary cuts must have met."""
+
+CUTS_MET = (
+    "nothing happens",
+    "one kill",
+    "two kills in one request",
+    "three kills in one request",
+    "killed before any byte",
+    "killed between two tokens",
+    "cut inside a chunk-size line",
+    "cut inside JSON",
+    "killed between last token and finish",
+    "killed between finish and [DONE]",
+    "killed between [DONE] and the last chunk",
+    "killed after the answer",
+    "continued",
+    "continued twice",
+    "begun again, nothing was delivered",
+    "dialect changed across a cut",
+    "budget spent at the cut",
+    "stop token delivered, finish lost",
+    "stream",
+    "unary",
+    "no token asked for",
+    "one byte a read",
+)

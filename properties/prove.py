@@ -1,0 +1,50 @@
+"""How a property is run: 512 examples, a seed that is told when it fails, goals that must have been met."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
+
+from dyn_testkit.laws import Observed, Sometimes
+
+#: DYN_SEED=N replays a run.
+SEED = int(os.environ.get("DYN_SEED") or random.SystemRandom().getrandbits(32))
+EXAMPLES = int(os.environ.get("DYN_EXAMPLES") or 512)
+
+_SETTINGS = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
+)
+
+
+def for_all(check: Callable[..., None], *strategies: SearchStrategy[Any]) -> None:
+    """Run `check` on examples of the strategies. Raises what the smallest failing one raises."""
+
+    def example(*values: Any) -> None:
+        check(*values)
+
+    seed(SEED)(_SETTINGS(given(*strategies)(_of(len(strategies), example))))()
+
+
+def _of(count: int, check: Callable[..., None]) -> Callable[..., None]:
+    """The same function with the number of parameters that Hypothesis wants to see."""
+    if count == 1:
+        return lambda scenario: check(scenario)
+    return lambda scenario, extra: check(scenario, extra)
+
+
+def prove(
+    check: Callable[..., Observed], *strategies: SearchStrategy[Any], sometimes: Iterable[str] = ()
+) -> None:
+    """`for_all`, where each check returns what it observed, and each goal must be met at least once."""
+    goals = Sometimes(sometimes)
+    for_all(lambda *values: goals.watch(check(*values)), *strategies)
+    goals.verify()

@@ -1,0 +1,155 @@
+"""A whole proxy before a stage of mock workers: in memory under virtual time, or on real sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+
+import trio
+from trio.testing import MockClock
+
+from dyn_relay.app import App
+from dyn_relay.config import Config
+from dyn_relay.fleet.policies.catalog import POLICIES
+from dyn_relay.net import Network
+from dyn_relay.observe import log as logs
+from dyn_relay.relay import budget
+from dyn_relay.sockets import open_network
+from dyn_testkit.laws import Stage
+from dyn_testkit.laws.answers import DIALECTS
+from dyn_testkit.laws.levels import RouterLevel
+from dyn_testkit.laws.scenarios import MODEL
+from dyn_testkit.simnet import SimNetwork
+from dyn_testkit.worker import WorkerOptions
+
+OPTIONS = WorkerOptions(model=MODEL, min_new_tokens_needs_tokenizer=False)
+_POLICY = "least_loaded"
+
+
+class _Directed:
+    """A policy that gives each attempt the dialect that the scenario wants: what happens does not hang on luck."""
+
+    def __init__(self, stage):
+        self._stage = stage
+
+    def choose(self, candidates):
+        by_url = {worker.url: worker for worker in candidates}
+        return by_url[self._stage.pick(by_url)]
+
+
+class _Rows(list):
+    """Stands for a trace file."""
+
+    write = list.append
+
+
+@asynccontextmanager
+async def proxied(network: Network, stage: Stage, host: str, port: int, **config) -> AsyncIterator[RouterLevel]:
+    """A proxy before the workers of `stage`; both run as long as the block does."""
+    logs.setup("critical")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(stage.run)
+        settings = {"seed": 1, "log_level": "error", "health_success_threshold": 1, "inhibited_duration_secs": 0.0}
+        app = App(Config(host=host, port=port, worker_urls=stage.urls, policy=_POLICY, **settings | config), network)
+        listener = await network.listen(host, port)
+        rows = _Rows()
+        await nursery.start(app.serve, listener, rows)
+
+        async def settled() -> None:
+            ready = False
+            while not ready:
+                await trio.sleep(0.0005)
+                app.fleet.pick()  # lets those back in whose time is over
+                fleet = app.fleet.workers
+                ready = all(worker.state == "ready" for worker in fleet) and stage.quiet and not len(app.live)
+
+        async def evidence():
+            await settled()
+            seen = list(rows)
+            rows.clear()
+            return seen, gauges(app)
+
+        await settled()
+        yield RouterLevel(network, f"http://{host}:{listener.port}", stage, evidence)
+        nursery.cancel_scope.cancel()
+
+
+def gauges(app: App) -> dict[str, float]:
+    """Whatever counts things in flight."""
+    found: dict[str, float] = {f"leases of {worker.id}": worker.in_flight for worker in app.fleet.workers}
+    for line in app.metrics.render().decode().splitlines():
+        name, _, value = line.rpartition(" ")
+        if "in_flight" in name and not name.startswith("#"):
+            found[name] = float(value)
+    return found
+
+
+@contextmanager
+def _directed(stage: Stage):
+    """The stage's own policy instead of a stock one."""
+    stock = POLICIES[_POLICY]
+    POLICIES[_POLICY] = lambda rng: _Directed(stage)
+    try:
+        yield
+    finally:
+        POLICIES[_POLICY] = stock
+
+
+class Simulated:
+    """A new world for each scenario, in no real time. Four workers, so that every attempt has one of its own."""
+
+    def __init__(self, **config):
+        self._config = config
+
+    def observe(self, scenario):
+        return trio.run(partial(self._observe, scenario), clock=MockClock(autojump_threshold=0))
+
+    async def _observe(self, scenario):
+        network = SimNetwork(1, scenario.cuts)
+        stage = Stage(network, [scenario.dialect(number) for number in range(4)], OPTIONS, "w{}", 30000)
+        with _directed(stage):
+            async with proxied(network, stage, "proxy", 30000, **self._config) as level:
+                return await level.observe(scenario)
+
+
+class Sockets:
+    """One proxy and its workers on real sockets, in a thread with a loop of its own; scenarios one after the other."""
+
+    def __init__(self, **config):
+        self._config = config
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=trio.run, args=(self._serve,), name="sockets")
+
+    def __enter__(self):
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(self, *_):
+        trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
+        self._thread.join()
+
+    def observe(self, scenario):
+        return trio.from_thread.run(self._level.observe, scenario, trio_token=self._token)
+
+    async def _serve(self):
+        self._token, self._stop = trio.lowlevel.current_trio_token(), trio.Event()
+        async with open_network() as network:
+            # Three of each dialect: the attempts of one request may all want the same one.
+            stage = Stage(network, DIALECTS * 3, OPTIONS)
+            with _directed(stage):
+                async with proxied(network, stage, "127.0.0.1", 0, **self._config) as self._level:
+                    self._ready.set()
+                    await self._stop.wait()
+
+
+@contextmanager
+def impatient():
+    """Retries without a pause worth the name: real time is dear."""
+    base, budget.BACKOFF_BASE = budget.BACKOFF_BASE, 0.0001
+    try:
+        yield
+    finally:
+        budget.BACKOFF_BASE = base

@@ -1,0 +1,52 @@
+"""The laws on the whole proxy over the network in memory: bytes cut anywhere, silence, and dying workers, in no time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+
+from dyn_testkit import faults
+from dyn_testkit.laws import scenarios as some
+from properties import checks
+from properties.goals import CUTS_MET
+from properties.prove import prove
+from properties.proxies import Simulated
+
+
+@pytest.fixture(scope="module")
+def simulated():
+    return Simulated()
+
+
+def test_every_law_under_cuts(simulated):
+    prove(checks.everything(simulated), some.scenarios(), sometimes=CUTS_MET)
+
+
+def test_every_law_under_other_deaths(simulated):
+    """B2, A4, A13: whole workers die, go silent, talk nonsense, or say that they failed."""
+    at_head = st.tuples(
+        st.just(faults.AT_HEAD),
+        st.sampled_from(
+            (faults.status(500), faults.status(502), faults.status(503), faults.EMPTY_200, faults.COMMENTS_ONLY)
+        ),
+    )
+    among_tokens = st.tuples(
+        st.builds(faults.at_token, st.integers(1, some.MAX_TOKENS)),
+        st.sampled_from((faults.KILL_WORKER, faults.STALL, faults.GARBAGE, faults.abort_event(500))),
+    )
+    late = st.tuples(
+        st.sampled_from((faults.AFTER_LAST_TOKEN, faults.AFTER_FINISH)),
+        st.sampled_from((faults.KILL_WORKER, faults.STALL, faults.GARBAGE)),
+    )
+    blow = st.one_of(among_tokens, at_head, late)
+    blows = st.integers(0, 3).flatmap(lambda count: st.tuples(*[blow] * count))
+    goals = ["nothing happens", "three kills in one request", "continued twice", "dialect changed across a cut"]
+    prove(checks.everything(simulated), some.scenarios(blow=blows), sometimes=goals)
+
+
+def test_no_false_success(simulated):
+    """A2, C5: nobody is left; no client takes what came for an answer, nor any part of it."""
+    blows = st.one_of(some.hopeless(), some.hopeless(), some.blows())
+    goals = ["nobody left", "stream", "unary", "continued"]
+    kept = st.integers(0, 100_000)
+    prove(checks.no_false_success(simulated), some.scenarios(blow=blows), kept, sometimes=goals)

@@ -1,0 +1,292 @@
+"""The laws: what must be exact about a router that lets generations outlive their workers.
+
+Each is a plain function of what was observed. It returns if the law holds and raises `AssertionError` with the whole
+story if it does not. `Oracle` is the second opinion on what an uninterrupted run would have given; it must know the same
+model as the workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dyn_testkit.laws.answers import DIALECTS, folded, httpx_reads, misspelt, read_answer, sample
+from dyn_testkit.laws.numbers import left_of
+from dyn_testkit.laws.observed import Attempt, Observed
+from dyn_testkit.oracle import MEASURED, PER_TOKEN, Oracle, differences
+from dyn_testkit.worker import Dialect
+
+#: The response header that says whether a request is rescued.
+MIGRATABLE_HEADER = "x-dyn-relay-migratable"
+#: What a continuation may say differently from the client.
+_OURS = {"rid", "stream", "input_ids", "sampling_params", "logprob_start_len", "text", "kv_hints", "routed_dp_rank"}
+_OURS_IN_SAMPLING = {"max_new_tokens", "min_new_tokens", "stream_interval"}
+#: Prompt metadata that depends on the attempt that computed it.
+_FIRST_ATTEMPT = ("cached_tokens", "cached_tokens_details")
+#: SGLang cuts off nothing, but logs and headers carry rids: none of ours is longer.
+MAX_RID = 128
+
+
+def _require(holds: bool, law: str, seen: Observed, words: str) -> None:
+    if not holds:
+        raise AssertionError(f"{law}: {words}\n{seen}")
+
+
+def equivalence(seen: Observed, oracle: Oracle) -> None:
+    """The client's answer is the uninterrupted one, but for the fields that are measured.
+
+    A unary answer field by field; a stream event by event: in one dialect from its first event to its last, each event a
+    true prefix (or delta) of the oracle's answer, the finish in the last one, then `[DONE]` and complete framing.
+    """
+    law, response = "equivalence", seen.response
+    _require(response.status == 200, law, seen, f"status {response.status}")
+    _require(response.complete, law, seen, f"the answer broke off: {response.broken}")
+    wanted = oracle.answer(seen.request)
+    if not seen.scenario.streaming:
+        wrong = differences(response.json(), wanted)
+        _require(not wrong, law, seen, "; ".join(wrong))
+        return
+    events = response.events()
+    _require(bool(events) and events[-1] == b"[DONE]", law, seen, "no [DONE] at the end")
+    values = response.values()
+    _require(len(values) == len(events) - 1, law, seen, "[DONE] in the middle")
+    errors = [value["error"] for value in values if "error" in value]
+    _require(not errors, law, seen, f"an error: {errors}")
+    stories = {dialect: _read_as(values, wanted, dialect) for dialect in DIALECTS}
+    if all(stories.values()):
+        first = seen.attempts[0].dialect if seen.attempts else DIALECTS[0]
+        _require(False, law, seen, stories[first])
+
+
+def _read_as(values: list[dict[str, Any]], wanted: Mapping[str, Any], dialect: Dialect) -> str:
+    """What is wrong with a stream if it is spoken in `dialect`; "" for nothing."""
+    before = 0
+    name = values[0]["meta_info"]["id"]
+    for at, value in enumerate(values):
+        meta = value["meta_info"]
+        total = meta["completion_tokens"]
+        wrong = misspelt(values, at, dialect)
+        if wrong or total < before:
+            return wrong or f"event {at}: completion_tokens went back from {before} to {total}"
+        expected = _event(wanted, before, total, dialect, last=at == len(values) - 1)
+        expected["meta_info"].setdefault("id", name)
+        found = differences(value, expected)
+        if found:
+            return f"event {at}, read as {dialect}: {'; '.join(found)}"
+        before = total
+    return ""
+
+
+def _event(wanted: Mapping[str, Any], before: int, total: int, dialect: Dialect, *, last: bool) -> dict[str, Any]:
+    """The event that takes an uninterrupted stream from `before` to `total` tokens."""
+    meta = dict(wanted["meta_info"])
+    for name in PER_TOKEN:
+        if name in meta:
+            meta[name] = meta[name][before if dialect == "incremental" else 0 : total]
+    meta["completion_tokens"] = total
+    if "output_token_logprobs_length" in meta:
+        meta["output_token_logprobs_length"] = total
+    if not last:
+        meta["finish_reason"] = None
+        del meta["weight_versions"]
+    ids = wanted["output_ids"][0 if dialect == "cumulative" else before : total]
+    return {**wanted, "output_ids": ids, "meta_info": meta}
+
+
+def admission(seen: Observed, reason: str) -> None:
+    """A request is continued if and only if nothing in it forbids that; the response says which, and the field.
+
+    `reason` is the field that forbids it, "" for none. A forbidden request is never continued: what a worker gets of it
+    is always the client's own body, and none gets it once another has begun to answer; if that one dies, the client is
+    told.
+    """
+    law, response = "admission", seen.response
+    told = response.header(MIGRATABLE_HEADER)
+    wanted = f"no; reason={reason}" if reason else "yes"
+    _require(told == wanted, law, seen, f"{MIGRATABLE_HEADER} is {told!r}, not {wanted!r}")
+    if not reason:
+        return
+    for number, attempt in enumerate(seen.attempts):
+        _require(attempt.body == seen.scenario.body, law, seen, f"attempt {number} is not what the client sent")
+        _require(not number or not _began(seen.attempts[number - 1]), law, seen, "continued, though it must not be")
+    lost = bool(seen.attempts) and seen.attempts[-1].struck and not seen.attempts[-1].answer.complete
+    if lost:
+        loud = response.status >= 500 or not response.complete
+        _require(loud, law, seen, "its worker died, and the client was not told")
+
+
+def _began(attempt: Attempt) -> bool:
+    """Something of an answer, not only its head, was sent."""
+    return bool(attempt.answer.body)
+
+
+def budget(seen: Observed, oracle: Oracle) -> None:
+    """No continuation asks for more than is left, and an exhausted request makes no call.
+
+    Recomputed from what the workers got: a continuation's prompt is the client's and the first tokens of the answer, its
+    budgets are what these leave, its rid is related to no other attempt's, and the rest is the client's own.
+    """
+    law, request = "budget", seen.request
+    whole = oracle.answer(request)["output_ids"]
+    names: list[str] = []
+    before = 0
+    for number, attempt in enumerate(seen.attempts):
+        sent, taken = attempt.sent, seen.resumed(number)
+        what = f"attempt {number}"
+        _require(taken >= before, law, seen, f"{what} took {taken} tokens for delivered, the one before it {before}")
+        _require(sent["input_ids"] == request["input_ids"] + whole[:taken], law, seen, f"{what} has another prompt")
+        _require(not taken or taken < len(whole), law, seen, f"{what} was made though nothing was left to generate")
+        before = taken
+        limits = left_of(request.get("sampling_params") or {}, taken)
+        asked = {name: sent["sampling_params"].get(name) for name in limits}
+        _require(not taken or asked == limits, law, seen, f"{what} asks for {asked}, {limits} is left")
+        _require(not _changed(request, sent), law, seen, f"{what} changed {_changed(request, sent)}")
+        if taken and request.get("logprob_start_len") is not None:
+            _require(sent["logprob_start_len"] == -1, law, seen, f"{what} asks for the prompt's logprobs again")
+        if seen.redialled(number):
+            continue
+        related = [name for name in names if name.startswith(sent["rid"]) or sent["rid"].startswith(name)]
+        _require(not related, law, seen, f"{what}'s rid {sent['rid']!r} is related to {related}")
+        _require(len(sent["rid"].encode()) <= MAX_RID or not number, law, seen, f"{what}'s rid is too long")
+        names.append(sent["rid"])
+    if seen.rows and len(seen.rows) == 1:
+        told = [row["resumed_from"] for row in seen.rows[0]["attempts"] if row["rid"] in names]
+        found = [seen.resumed(number) for number in range(len(seen.attempts)) if not seen.redialled(number)]
+        _require(told == found, law, seen, f"the trace says that attempts resumed from {told}, they did from {found}")
+
+
+def _changed(request: Mapping[str, Any], sent: Mapping[str, Any]) -> list[str]:
+    """Names of fields that an attempt says otherwise than the client, though they are the client's."""
+    first, second = ({**body, "sampling_params": body.get("sampling_params") or {}} for body in (request, sent))
+    top = [name for name in {*first, *second} - _OURS if first.get(name) != second.get(name)]
+    one, two = first["sampling_params"], second["sampling_params"]
+    return top + [name for name in {*one, *two} - _OURS_IN_SAMPLING if one.get(name) != two.get(name)]
+
+
+def snapshot(seen: Observed) -> None:
+    """Prompt metadata is that of the attempt that first gave the client something, however many follow."""
+    law, request = "snapshot", seen.request
+    if not seen.response.complete or seen.response.status != 200:
+        return
+    values = seen.response.values() if seen.scenario.streaming else [seen.response.json()]
+    untold = [number for number in range(len(seen.attempts)) if not seen.resumed(number)]
+    source = _first_meta(seen.attempts[untold[-1]])
+    wanted: dict[str, Any] = {"prompt_tokens": len(request["input_ids"])}
+    wanted |= {name: source[name] for name in source if name in _FIRST_ATTEMPT or name.startswith("input_")}
+    for at, value in enumerate(values):
+        meta = value["meta_info"]
+        wrong = {name: meta.get(name) for name in wanted if meta.get(name) != wanted[name]}
+        _require(not wrong, law, seen, f"event {at} says {wrong} of the prompt, attempt {untold[-1]} said {wanted}")
+        named = request.get("rid", values[0]["meta_info"]["id"])
+        _require(meta["id"] == named, law, seen, f"event {at} is called {meta['id']!r}, not {named!r}")
+
+
+def _first_meta(attempt: Attempt) -> dict[str, Any]:
+    """The `meta_info` of the first event that an attempt's worker sent whole."""
+    found = attempt.answer.values()
+    meta: dict[str, Any] = found[0].get("meta_info", {}) if found else {}
+    return meta
+
+
+def fold(unary: Observed, stream: Observed) -> None:
+    """A unary answer is the fold of the stream for the same request, in every dialect and every chunking.
+
+    Both must have come to their end. The requests are the same but for `stream`.
+    """
+    law = "fold"
+    for seen in (unary, stream):
+        _require(seen.response.complete and seen.response.status == 200, law, seen, "no complete answer")
+    whole, total = unary.response.json(), folded(stream.response)
+    if "rid" not in unary.request:
+        total["meta_info"].pop("id")
+    wrong = differences(whole, total | {"meta_info": _settled(total["meta_info"])})
+    _require(not wrong, law, unary, f"unary and folded stream differ: {'; '.join(wrong)}\n{stream}")
+    _require(list(whole) == list(total), law, unary, f"keys in another order than the stream's\n{stream}")
+
+
+def _settled(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """`meta_info` without what is measured: `differences` looks away only on one side."""
+    return {name: value for name, value in meta.items() if name not in MEASURED}
+
+
+def passthrough(seen: Observed, *, rewritten: bool) -> None:
+    """With no fault the client's bytes are the worker's, and the worker's the client's.
+
+    One attempt. The client's body is what the worker sent, byte for byte, and what the worker got is what the client
+    sent. `rewritten`: the router had to give the request a name or turn it into a stream, so the second does not count;
+    of a unary request that was turned into a stream, neither does.
+    """
+    law = "passthrough"
+    _require(len(seen.attempts) == 1, law, seen, f"{len(seen.attempts)} attempts")
+    attempt = seen.attempts[0]
+    if not rewritten:
+        _require(attempt.body == seen.scenario.body, law, seen, "the worker did not get what the client sent")
+    if rewritten and not seen.scenario.streaming:
+        return
+    answer = attempt.answer
+    _require(seen.response.status == answer.status, law, seen, f"the worker said {answer.status}")
+    _require(seen.response.body == answer.body, law, seen, f"the worker sent {answer.body!r}")
+    kind = seen.response.header("content-type")
+    _require(kind == answer.header("content-type"), law, seen, f"the content type became {kind!r}")
+
+
+def no_false_success(seen: Observed, oracle: Oracle) -> None:
+    """A truncated answer never parses as a complete one; a failed one says how much was delivered.
+
+    For a careless client (`answers.sample`) whose HTTP library is h11 or httpx: whatever it takes for a finished sample
+    has all the tokens of the oracle's. A stream that failed carries one error event, no `[DONE]`, and broken framing.
+    """
+    law, response, streaming = "no false success", seen.response, seen.scenario.streaming
+    whole = oracle.answer(seen.request)["output_ids"]
+    readings = {"h11": response if response.complete else None}
+    if response.wire:
+        readings["httpx"] = httpx_reads(response.wire)
+    for library, reading in readings.items():
+        taken = sample(reading, streaming=streaming) if reading is not None else None
+        _require(taken is None or taken == whole, law, seen, f"through {library}, {taken} passes for {whole}")
+    if response.status == 200 and not response.complete:
+        values = response.values()
+        errors = [value["error"] for value in values if "error" in value]
+        _require(len(errors) == 1 and values[-1] == {"error": errors[0]}, law, seen, f"error events: {errors}")
+        _require(b"[DONE]" not in response.events(), law, seen, "[DONE] after a failure")
+        _require(
+            sample(response, streaming=streaming) is None, law, seen, "finished, for a client that ignores framing"
+        )
+        delivered = errors[0].get("delivered")
+        shown = max((v["meta_info"]["completion_tokens"] for v in values if "meta_info" in v), default=0)
+        _require(delivered == shown, law, seen, f"{delivered} tokens delivered, it says; {shown} were")
+    elif response.status != 200:
+        _require(response.status >= 500, law, seen, f"a failure with status {response.status}")
+
+
+def truncation(seen: Observed, oracle: Oracle, kept: int) -> None:
+    """The same, when the client's own connection breaks after `kept` bytes: the answer's framing shows it."""
+    wire = seen.response.wire[:kept]
+    for library, reading in (("h11", read_answer(wire)), ("httpx", httpx_reads(wire))):
+        complete = reading is not None and reading.complete
+        shorter = kept < len(seen.response.wire)
+        _require(not (complete and shorter), "no false success", seen, f"{library} is content with {kept} bytes")
+
+
+def exactly_once(seen: Observed) -> None:
+    """One trace row, one lease release an attempt, at most one live attempt.
+
+    Needs the router's rows and gauges. The row's attempts are those that workers saw, one after the other, and their
+    tokens are the ones that the client got; whatever counts things in flight is back at 0.
+    """
+    law = "exactly once"
+    if seen.rows is None or seen.gauges is None:
+        raise AssertionError(f"{law}: the router shows neither rows nor gauges")
+    _require(len(seen.rows) == 1, law, seen, f"{len(seen.rows)} trace rows")
+    row = seen.rows[0]
+    dispatched = [attempt.sent["rid"] for attempt in seen.attempts if "rid" in attempt.sent]
+    listed = [attempt["rid"] for attempt in row["attempts"]]
+    _require(set(dispatched) <= set(listed), law, seen, f"the row lists {listed}, workers saw {dispatched}")
+    for one, two in zip(row["attempts"], row["attempts"][1:], strict=False):
+        _require(one["ended"] <= two["started"], law, seen, f"two attempts at the same time: {one} and {two}")
+    tokens = sum(attempt["tokens"] for attempt in row["attempts"])
+    _require(
+        tokens == row["completion_tokens"], law, seen, f"{row['completion_tokens']} tokens, attempts gave {tokens}"
+    )
+    busy = {name: value for name, value in seen.gauges.items() if value}
+    _require(not busy, law, seen, f"still in flight: {busy}")

@@ -1,0 +1,133 @@
+"""What a law looks at: a request under a plan of faults, and what came of it.
+
+A `Backend` turns a `Scenario` into `Observed`. The same law runs on every backend: a format's exchange without any I/O,
+a router over the network in memory, a router over real sockets, processes, live engines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from dyn_testkit.client import Response
+from dyn_testkit.faults import What, Where
+from dyn_testkit.laws.answers import read_answer
+from dyn_testkit.simnet import WHOLE, Fragmentation
+from dyn_testkit.worker import Dialect
+
+#: What happens to one attempt; None: nothing.
+Blow = tuple[Where, What] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One request and what shall happen to it. Its repr is an expression that makes it again."""
+
+    #: The client's body, as it is sent.
+    body: bytes
+    #: What happens to the i-th attempt that reaches a worker; attempts beyond the list live.
+    blows: tuple[Blow, ...] = ()
+    #: How the worker of the i-th attempt streams; the last one counts for all further attempts.
+    dialects: tuple[Dialect, ...] = ("cumulative",)
+    #: How bytes are cut on their way (where the level can do that).
+    cuts: Fragmentation = WHOLE
+    #: The router knows what its workers say of themselves (where the level can choose).
+    introduced: bool = True
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The body, parsed."""
+        value: dict[str, Any] = json.loads(self.body)
+        return value
+
+    @property
+    def streaming(self) -> bool:
+        """The client asks for server-sent events."""
+        return self.request.get("stream") is True
+
+    def dialect(self, attempt: int) -> Dialect:
+        """The dialect of an attempt's worker."""
+        return self.dialects[min(attempt, len(self.dialects) - 1)]
+
+    def blow(self, attempt: int) -> Blow:
+        """What happens to an attempt."""
+        return self.blows[attempt] if attempt < len(self.blows) else None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One dispatch, as the worker saw it."""
+
+    #: The body that the worker got.
+    body: bytes
+    dialect: Dialect
+    blow: Blow = None
+    #: The blow has fallen.
+    struck: bool = False
+    #: The bytes that the worker sent back; what of it arrived is another matter (a reset drops what is on its way).
+    wire: bytes = b""
+
+    @property
+    def sent(self) -> dict[str, Any]:
+        """The body, parsed."""
+        value: dict[str, Any] = json.loads(self.body)
+        return value
+
+    @property
+    def answer(self) -> Response:
+        """What the worker sent, as far as it came."""
+        return read_answer(self.wire)
+
+
+@dataclass(slots=True)
+class Observed:
+    """A scenario and what came of it."""
+
+    scenario: Scenario
+    #: What the client got.
+    response: Response
+    #: The dispatches that workers saw, in order.
+    attempts: list[Attempt] = field(default_factory=list)
+    #: Trace rows that the router wrote meanwhile; None if it keeps none.
+    rows: Sequence[Mapping[str, Any]] | None = None
+    #: What must be 0 once all is over, by name; None if the router does not tell.
+    gauges: Mapping[str, float] | None = None
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """The client's body, parsed."""
+        return self.scenario.request
+
+    def resumed(self, attempt: int) -> int:
+        """Tokens that an attempt took for delivered: what its prompt is longer than the client's."""
+        return len(self.attempts[attempt].sent["input_ids"]) - len(self.request["input_ids"])
+
+    def redialled(self, attempt: int) -> bool:
+        """The attempt before this one died without a byte and was sent again as it was: an aged connection, it seemed."""
+        before = self.attempts[attempt - 1] if attempt else None
+        return before is not None and not before.wire and before.body == self.attempts[attempt].body
+
+    @property
+    def all_struck(self) -> bool:
+        """No attempt was left alone."""
+        return all(attempt.struck for attempt in self.attempts)
+
+    def __str__(self) -> str:
+        """For the message of a law that does not hold."""
+        lines = [f"  {self.scenario!r}"]
+        for number, attempt in enumerate(self.attempts):
+            struck = "struck" if attempt.struck else "left alone"
+            lines.append(f"  attempt {number}, {attempt.dialect}, {struck}: {attempt.body.decode('utf-8', 'replace')}")
+        got = self.response
+        ended = "complete" if got.complete else got.broken or "incomplete"
+        lines.append(f"  the client got {got.status}, {ended}: {got.body[-600:]!r}")
+        return "\n".join(lines)
+
+
+class Backend(Protocol):
+    """Anything that answers requests while its workers fail."""
+
+    def observe(self, scenario: Scenario) -> Observed:
+        """Send the request, let the blows fall, and come back when all is over."""

@@ -1,0 +1,174 @@
+"""Hypothesis strategies for scenarios. They shrink to fewer and earlier blows, whole reads, shorter prompts."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from dyn_testkit import faults
+from dyn_testkit.engine import Model, Sampling, generate
+from dyn_testkit.faults import What, Where
+from dyn_testkit.laws.answers import DIALECTS
+from dyn_testkit.laws.observed import Blow, Scenario
+from dyn_testkit.simnet import Fragmentation
+from dyn_testkit.strategies import fragmentations, requests
+from dyn_testkit.worker import Dialect
+
+#: Most tokens that a request asks for.
+MAX_TOKENS = 12
+
+#: A small vocabulary, so that stop tokens are often met; room for whatever the strategies ask.
+MODEL = Model(vocab_size=40, context_length=4096)
+
+#: The end of a connection.
+CUTS: tuple[What, ...] = (faults.CLOSE, faults.RESET)
+
+#: Fields that mean nothing to SGLang or to a router, with values that a careless one would spoil.
+_STRANGE: dict[str, Any] = {
+    "custom_labels": {"a": [1, 2.50, None], "ü": "\ud83d\ude00\n"},
+    "conversation_id": "c/1",
+    "a_future_field": 2**63 - 1,
+    "priority": -(2**63),
+    "log_metrics": False,
+}
+
+
+def spellings(value: dict[str, Any]) -> st.SearchStrategy[bytes]:
+    """Ways to write the same JSON."""
+    separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " : ")])
+    return st.builds(
+        lambda pair, ascii, order: json.dumps(
+            {name: value[name] for name in order}, separators=pair, ensure_ascii=ascii
+        ).encode("utf-8", "surrogatepass"),
+        separators,
+        st.just(True),
+        st.permutations(sorted(value)),
+    )
+
+
+def bodies(model: Model = MODEL, max_tokens: int = MAX_TOKENS) -> st.SearchStrategy[bytes]:
+    """Single token-mode requests that may be continued, spelled in many ways, with fields nobody knows."""
+    return st.builds(
+        partial(_dressed, model),
+        requests(model, max_tokens),
+        strange=st.lists(st.sampled_from(sorted(_STRANGE)), unique=True, max_size=2),
+        stream=st.booleans(),
+        most=st.one_of(st.integers(5, max_tokens), st.integers(0, max_tokens)),
+        least=st.one_of(st.just(0), st.integers(0, max_tokens)),
+        stop_at=st.one_of(st.none(), st.integers(0, max_tokens - 1)),
+    ).flatmap(spellings)
+
+
+def _dressed(
+    model: Model,
+    body: dict[str, Any],
+    *,
+    strange: list[str],
+    stream: bool,
+    most: int,
+    least: int,
+    stop_at: int | None,
+) -> dict[str, Any]:
+    """A request with fields nobody knows, budgets, and a stop token that the engine will come to (`stop_at`)."""
+    sampling = {**body["sampling_params"], "max_new_tokens": most}
+    if least:
+        sampling["min_new_tokens"] = min(least, most)
+    if stop_at is not None:
+        steps = list(generate(model, body["input_ids"], Sampling.parse({**sampling, "ignore_eos": True})))
+        sampling["stop_token_ids"] = [step.token for step in steps[stop_at : stop_at + 1]]
+    return {**body, "stream": stream, "sampling_params": sampling, **{name: _STRANGE[name] for name in strange}}
+
+
+def spots(max_tokens: int = MAX_TOKENS) -> st.SearchStrategy[Where]:
+    """Every place of an answer in which a connection can end; the rare ones as often as the others."""
+    soon, token = st.integers(1, 3), st.integers(0, max_tokens)
+    late = (faults.AFTER_LAST_TOKEN, faults.AFTER_FINISH, faults.BEFORE_LAST_CHUNK, faults.AFTER_DONE)
+    return st.one_of(
+        st.builds(faults.at_token, soon),
+        st.just(faults.AT_HEAD),
+        st.builds(faults.at_token, token),
+        st.builds(faults.inside_chunk_size, soon),
+        st.builds(faults.inside_json, soon, st.integers(0, 400)),
+        *map(st.just, late),
+    )
+
+
+def blows(
+    whats: tuple[What, ...] = CUTS, most: int = 3, where: st.SearchStrategy[Where] | None = None
+) -> st.SearchStrategy[tuple[Blow, ...]]:
+    """What happens to the first attempts of a request; the next one lives."""
+    blow = st.tuples(spots() if where is None else where, st.sampled_from(whats))
+    return st.sampled_from(range(most + 1)).flatmap(lambda count: st.tuples(*[blow] * count))
+
+
+def dialects(most: int = 4) -> st.SearchStrategy[tuple[Dialect, ...]]:
+    """How the workers of the attempts stream."""
+    return st.integers(1, most).flatmap(lambda count: st.tuples(*[st.sampled_from(DIALECTS)] * count))
+
+
+def scenarios(
+    body: st.SearchStrategy[bytes] | None = None,
+    blow: st.SearchStrategy[tuple[Blow, ...]] | None = None,
+    cuts: st.SearchStrategy[Fragmentation] | None = None,
+) -> st.SearchStrategy[Scenario]:
+    """Requests under blows."""
+    return st.builds(
+        Scenario,
+        bodies() if body is None else body,
+        blows() if blow is None else blow,
+        dialects(),
+        fragmentations() if cuts is None else cuts,
+        st.booleans(),
+    )
+
+
+def hopeless(limit: int = 3) -> st.SearchStrategy[tuple[Blow, ...]]:
+    """Blows on every attempt that a router may make, before the answer is out."""
+    early = st.one_of(
+        st.builds(faults.at_token, st.integers(0, 3)),
+        st.just(faults.AT_HEAD),
+        st.builds(faults.inside_chunk_size, st.integers(1, 3)),
+    )
+    return st.tuples(*[st.tuples(early, st.sampled_from(CUTS))] * (limit + 1))
+
+
+#: (fields that forbid a continuation, the reason that must be named). `sampling_params` are merged into the request's.
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"sampling_params": {"frequency_penalty": 0.5}}, "frequency_penalty"),
+    ({"sampling_params": {"presence_penalty": -0.25}}, "presence_penalty"),
+    ({"sampling_params": {"repetition_penalty": 1.1}}, "repetition_penalty"),
+    ({"sampling_params": {"json_schema": "{}"}}, "json_schema"),
+    ({"sampling_params": {"regex": "a+"}}, "regex"),
+    ({"sampling_params": {"ebnf": "root ::= 'a'"}}, "ebnf"),
+    ({"sampling_params": {"structural_tag": "{}"}}, "structural_tag"),
+    ({"sampling_params": {"n": 2}}, "n"),
+    ({"sampling_params": {"stop_regex": "a+"}}, "stop_regex"),
+    ({"sampling_params": {"custom_params": {"thinking_budget": 3}}}, "custom_params"),
+    ({"session_params": {"id": "s"}}, "session_params"),
+    ({"custom_logit_processor": "code"}, "custom_logit_processor"),
+    ({"image_data": "http://x/y.png"}, "image_data"),
+    ({"require_reasoning": True}, "require_reasoning"),
+    ({"bootstrap_room": 2**63 - 1}, "bootstrap_room"),
+)
+#: Fields that look the same but forbid nothing.
+NEUTRAL: tuple[dict[str, Any], ...] = (
+    {},
+    {"sampling_params": {"frequency_penalty": 0.0, "presence_penalty": 0, "repetition_penalty": 1.0}},
+    {"sampling_params": {"json_schema": None, "regex": "", "stop": [], "n": 1}},
+    {"session_params": None, "image_data": None, "require_reasoning": False, "custom_logit_processor": None},
+)
+
+
+def judged_bodies(model: Model = MODEL, max_tokens: int = MAX_TOKENS) -> st.SearchStrategy[tuple[bytes, str]]:
+    """Bodies with what an admission must say of them: the field that forbids a continuation, or ""."""
+    extras = st.one_of(st.sampled_from(REFUSED), st.sampled_from(NEUTRAL).map(lambda fields: (fields, "")))
+    return st.builds(_merged, requests(model, max_tokens), extras, st.booleans())
+
+
+def _merged(body: dict[str, Any], extra: tuple[dict[str, Any], str], stream: bool) -> tuple[bytes, str]:
+    fields, reason = extra
+    sampling = {**body["sampling_params"], **fields.get("sampling_params", {})}
+    return json.dumps({**body, **fields, "stream": stream, "sampling_params": sampling}).encode(), reason

@@ -1,0 +1,161 @@
+"""The workers of a scenario: mock workers that are struck attempt by attempt, and remember what they saw and said.
+
+One scenario at a time. A router in front of the stage may choose its workers as it likes; if its choice can be steered,
+`Stage.pick` gives it the worker whose dialect the scenario wants next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import trio
+
+from dyn_relay.net import Connection, Listener, Network
+from dyn_testkit.engine import EMPTY, mix
+from dyn_testkit.faults import Fault, FaultPlan, Seen
+from dyn_testkit.laws.observed import Attempt, Scenario
+from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
+
+
+class _TappedConnection:
+    """A connection that keeps a copy of what is sent on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.peer = connection.peer
+        self.sent = bytearray()
+        self._connection = connection
+        self.receive = connection.receive
+        self.wait_closed = connection.wait_closed
+        self.quiet = connection.quiet
+        self.end_sending = connection.end_sending
+        self.close = connection.close
+        self.abort = connection.abort
+
+    async def send(self, data: bytes) -> None:
+        self.sent += data
+        await self._connection.send(data)
+
+    def offer(self, data: bytes) -> bool:
+        return self._connection.offer(data)
+
+
+class _TappedListener:
+    def __init__(self, listener: Listener, connections: list[_TappedConnection]) -> None:
+        self.host, self.port = listener.host, listener.port
+        self._listener = listener
+        self._connections = connections
+
+    async def accept(self) -> Connection:
+        connection = _TappedConnection(await self._listener.accept())
+        self._connections.append(connection)
+        return connection
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+class _Tap:
+    """A network for one worker: what it says stays readable, connection by connection, in the order of accepting."""
+
+    def __init__(self, network: Network) -> None:
+        self.connections: list[_TappedConnection] = []
+        self.connect = network.connect
+        self.relay = network.relay
+        self._network = network
+
+    async def listen(self, host: str, port: int) -> Listener:
+        return _TappedListener(await self._network.listen(host, port), self.connections)
+
+
+class _Part(FaultPlan):
+    """One worker's share in the scenario."""
+
+    def __init__(self, stage: Stage, number: int) -> None:
+        super().__init__()
+        self._stage = stage
+        self._number = number
+        self._attempts: dict[int, Attempt] = {}
+
+    def for_request(self, seen: Seen) -> Fault | None:
+        attempt = self._attempts[seen.index] = self._stage.enter(self._number, seen)
+        return None if attempt.blow is None else Fault(*attempt.blow)
+
+    def record(self, fault: Fault, seen: Seen) -> None:
+        self._attempts[seen.index].struck = True
+        super().record(fault, seen)
+
+
+class Stage:
+    """Mock workers with one model. `run` them, `begin` a scenario, send its request, then `attempts` tells."""
+
+    def __init__(
+        self,
+        network: Network,
+        dialects: Sequence[Dialect],
+        options: WorkerOptions | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        """One worker a dialect, on `host` with `{}` in it replaced by its number."""
+        base = options or WorkerOptions()
+        self._taps = [_Tap(network) for _ in dialects]
+        self._parts = [_Part(self, number) for number in range(len(dialects))]
+        self.workers = [
+            MockWorker(tap, host.format(number), port, replace(base, dialect=dialect), part)
+            for number, (tap, part, dialect) in enumerate(zip(self._taps, self._parts, dialects, strict=True))
+        ]
+        self._scenario = Scenario(b"{}")
+        #: (attempt, its connection, where its answer begins in what was sent there).
+        self._entered: list[tuple[Attempt, _TappedConnection, int]] = []
+
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for worker in self.workers:
+                await nursery.start(worker.run)
+            task_status.started()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The workers' base URLs."""
+        return tuple(worker.url for worker in self.workers)
+
+    def begin(self, scenario: Scenario) -> None:
+        """Forget what was seen; each worker gets another part of the prompt into its cache, so that counts differ."""
+        self._scenario = scenario
+        self._entered = []
+        prompt = scenario.request.get("input_ids") or []
+        if not all(isinstance(token, int) for token in prompt):
+            return
+        for number, worker in enumerate(self.workers):
+            history = EMPTY
+            for token in prompt[: (number + 1) % 4]:
+                history = mix(history, token)
+                worker.scheduler.cache.add(history)
+
+    def enter(self, number: int, seen: Seen) -> Attempt:
+        """A worker has read a generation: the next attempt."""
+        worker, scenario, count = self.workers[number], self._scenario, len(self._entered)
+        connection = self._taps[number].connections[worker.generates[seen.index].connection]
+        attempt = Attempt(seen.body, worker.options.dialect, scenario.blow(count))
+        self._entered.append((attempt, connection, len(connection.sent)))
+        return attempt
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The attempts so far, with what their workers sent."""
+        for attempt, connection, start in self._entered:
+            attempt.wire = bytes(connection.sent[start:])
+        return [attempt for attempt, _, _ in self._entered]
+
+    def pick(self, urls: Collection[str]) -> str:
+        """Of these workers, one in the dialect that the scenario wants next, else the first."""
+        wanted = self._scenario.dialect(len(self._entered))
+        fitting = [w.url for w in self.workers if w.url in urls and w.options.dialect == wanted]
+        return (fitting or [w.url for w in self.workers if w.url in urls])[0]
+
+    @property
+    def quiet(self) -> bool:
+        """No worker is generating."""
+        return not any(worker.live for worker in self.workers)
