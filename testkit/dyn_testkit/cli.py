@@ -58,11 +58,12 @@ def main(host: str, port: int, dialect: str, faults: tuple[str, ...], **flags: A
         **flags,
     )
     plan = FaultPlan.of(*(_numbered(text) for text in faults))
+    status = 137
     try:
         trio.run(_serve, host, port, options, plan)
     except* KeyboardInterrupt:
-        return
-    raise SystemExit(137)
+        status = 0
+    raise SystemExit(status)
 
 
 def _numbered(text: str) -> Fault:
