@@ -48,7 +48,11 @@ class SocketConnection:
             if self._closed:
                 raise ConnectionBroken("the connection is closed")
             try:
-                return self.sock.recv(max_bytes)
+                data = self.sock.recv(max_bytes)
+                if len(data) == max_bytes:
+                    # There is probably more: a fast peer must not keep all others waiting.
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                return data
             except BlockingIOError:
                 await _until(trio.lowlevel.wait_readable, self.sock)
             except OSError as exc:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Callable, Iterable
 
 import trio
 
-from dyn_relay.http11.server import Handler, Limits, serve
 from dyn_relay.net import RECEIVE_SIZE, ConnectFailed, Connection, ConnectionBroken, Ended, Transform, relay_loop
 
 
@@ -187,45 +184,3 @@ def feed_all(feed: Callable[[bytes], object], wire: bytes, step: int) -> None:
     """Feed `wire` in pieces of `step` bytes."""
     for at in range(0, len(wire), step):
         feed(wire[at : at + step])
-
-
-class Serving:
-    """A running server on a `MemoryNetwork`."""
-
-    def __init__(self, network: MemoryNetwork, port: int) -> None:
-        self.network = network
-        self.port = port
-        self.draining = trio.Event()
-        self.returned = trio.Event()
-        self.errors: list[Exception] = []
-
-    async def connect(self) -> MemoryConnection:
-        return await self.network.connect("server", self.port)
-
-    async def talk(self, wire: bytes) -> bytes:
-        """Send on a connection of its own; give all that comes back until the server closes."""
-        client = await self.connect()
-        await client.send(wire)
-        answer = await read_all(client)
-        client.close()
-        return answer
-
-
-@asynccontextmanager
-async def serving(handler: Handler, limits: Limits | None = None, fragment: int = 1 << 30) -> AsyncIterator[Serving]:
-    """Serve with `handler`; at the end of the block the server drains and must return."""
-    network = MemoryNetwork()
-    network.on_connect = lambda client, server: setattr(server, "fragment", fragment)
-    listener = await network.listen("server", 0)
-    running = Serving(network, listener.port)
-
-    async def run() -> None:
-        start = partial(serve, draining=running.draining, on_error=running.errors.append)
-        await start(listener, handler, limits or Limits())
-        running.returned.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        yield running
-        running.draining.set()
-        await running.returned.wait()

@@ -123,6 +123,8 @@ class ServerConnection:
         self.started = self.complete = False
         self._request = None
         self._idle = not self._buffer
+        if self._buffer:
+            await trio.lowlevel.checkpoint()  # a client that pipelines must not keep all others waiting
         refusal: Refusal | None = None
         with trio.CancelScope(deadline=trio.current_time() + self._limits.idle_timeout) as scope:
             self._scope = scope
@@ -235,11 +237,22 @@ class ServerConnection:
         with trio.move_on_after(LINGER_SECS):
             try:
                 await self.respond(refusal.status, [(b"content-type", b"application/json")], body)
-                self.connection.end_sending()
-                while await self.connection.receive(LARGE_RECEIVE_SIZE):
-                    pass
+                await self._linger()
             except ConnectionBroken:
                 pass
+
+    async def finish(self) -> None:
+        """Close after the last answer. Raises `ConnectionBroken`."""
+        if not self.connection.quiet():
+            with trio.move_on_after(LINGER_SECS):
+                await self._linger()
+        self.connection.close()
+
+    async def _linger(self) -> None:
+        """Half-close and wait for the client's end: closing on unread bytes would reset, and destroy the answer."""
+        self.connection.end_sending()
+        while await self.connection.receive(LARGE_RECEIVE_SIZE):
+            pass
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole answer, sized; for HEAD, 204 and 304 without the body. Raises `ConnectionBroken`."""
@@ -378,8 +391,7 @@ async def _converse(served: ServerConnection, handler: Handler, on_error: Callab
                 await served.respond(500, [(b"content-type", b"application/json")], body)
             if not served.complete:
                 return
-        # All was answered: a plain close, also of an answer that ends with the connection.
-        served.connection.close()
+        await served.finish()
     except ConnectionBroken:
         pass
     finally:

@@ -59,28 +59,44 @@ class Splitter:
 
     def _split(self, data: bytes) -> list[tuple[bytes, bytes]]:
         buffer = self._buffer
-        scan = max(0, len(buffer) - _OVERLAP)
-        buffer += data
+        source: bytes | bytearray = data
+        scan = 0
+        if buffer:
+            scan = max(0, len(buffer) - _OVERLAP)
+            buffer += data
+            source = buffer
+        plain = source.find(b"\r", scan) < 0
         events = []
         start = 0
-        while (end := self._block_end(start, max(start, scan))) >= 0:
-            with memoryview(buffer) as view:
-                raw = bytes(view[start:end])
-            if len(raw) > self._max_event:
-                raise self._too_large()
-            events.append((raw, _payload(raw[3:] if self._first and raw.startswith(_BOM) else raw)))
-            self._first = False
-            start = end
-        if start:
+        with memoryview(source) as view:
+            while (end := self._block_end(source, start, max(start, scan), plain)) >= 0:
+                raw = view[start:end].tobytes()
+                if len(raw) > self._max_event:
+                    raise self._too_large()
+                events.append((raw, _payload(raw[3:] if self._first and raw.startswith(_BOM) else raw)))
+                self._first = False
+                start = end
+        if source is data:
+            buffer += data[start:] if start else data
+        elif start:
             del buffer[:start]
         if len(buffer) > self._max_event:
             raise self._too_large()
         return events
 
-    def _block_end(self, start: int, scan: int) -> int:
-        """Where the block that begins at `start` ends; -1 if not yet. No boundary begins before `scan`."""
-        blank = (_FIRST_BLANK if self._first else _BLANK).match(self._buffer, start)
-        found = blank or _BOUNDARY.search(self._buffer, scan)
+    def _block_end(self, source: bytes | bytearray, start: int, scan: int, plain: bool) -> int:
+        """Where the block that begins at `start` ends; -1 if not yet.
+
+        No boundary begins before `scan`; if `plain`, no CR stands there or after it.
+        """
+        if start < len(source) and (self._first or source[start] in b"\r\n"):
+            blank = (_FIRST_BLANK if self._first else _BLANK).match(source, start)
+            if blank:
+                return blank.end()
+        if plain:
+            at = source.find(b"\n\n", scan)
+            return at + 2 if at >= 0 else -1
+        found = _BOUNDARY.search(source, scan)
         return found.end() if found else -1
 
     def _too_large(self) -> EventTooLarge:
