@@ -175,6 +175,16 @@ class MockWorker:
         self._boot()
         self._note()
 
+    def freeze(self) -> None:
+        """Go silent with every socket open, as with a stopped scheduler: streams stall, `/health` hangs."""
+        self.health_status = None
+        self.scheduler.pause("in_place")
+
+    def thaw(self) -> None:
+        """Undo `freeze`: stalled streams go on and end whole; probes that already hang stay so."""
+        self.health_status = 200
+        self.scheduler.resume()
+
     async def dead(self) -> None:
         """Return once it has died."""
         while self.alive:

@@ -218,3 +218,27 @@ async def test_health_can_be_slow_ill_or_hang(autojump_clock: trio.testing.MockC
         with trio.move_on_after(60) as scope:
             await fetch(network, worker.url, "/health")
         assert scope.cancelled_caught
+
+
+async def test_a_frozen_worker_is_silent_and_may_thaw(autojump_clock: trio.testing.MockClock) -> None:
+    """B2: the socket stays open, `/model_info` still answers, and after the thaw the stream ends whole."""
+    network = SimNetwork()
+    answers: list[Response] = []
+
+    async def generate() -> None:
+        answers.append(await fetch(network, worker.url, "/generate", body(8, stream=True)))
+
+    async with MockWorker.serve(network, "worker", 1, options()) as worker:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(generate)
+            await trio.sleep(3.5)
+            worker.freeze()
+            with trio.move_on_after(1000) as probe:
+                await fetch(network, worker.url, "/health")
+            assert probe.cancelled_caught
+            assert not answers
+            assert (await fetch(network, worker.url, "/model_info")).status == 200
+            worker.thaw()
+        assert (await fetch(network, worker.url, "/health")).status == 200
+    assert finishes(answers[0])[-1] == {"type": "length", "length": 8}
+    assert answers[0].values()[-1]["meta_info"]["num_retractions"] == 0
