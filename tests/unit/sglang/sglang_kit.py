@@ -125,8 +125,8 @@ class Engine:
             meta["weight_versions"] = [{"version": self.version, "start": 0, "end": total}]
         meta["cached_tokens_details"] = {"device": self.cached, "host": 0}
         if self.extra:
-            meta["entropies"] = [one / 1000 for one in answer.ids[start:total]]
             meta["a constant list"] = ["x", "y", "z"]
+            meta["entropies"] = [one / 1000 for one in answer.ids[start:total]]
         if self.nan:
             meta["odd"] = [float("nan"), float("-inf"), "NaN, Infinity"]
         meta["dp_rank"] = None

@@ -233,6 +233,13 @@ def test_worker_defaults(defaults: dict[str, object], body: dict[str, Any], reas
     assert verdict(body, Traits(sampling_defaults=defaults)) == reason
 
 
+def test_deep_values_are_not_looked_into() -> None:
+    deep = b"[" * 600 + b"]" * 600
+    assert verdict(b'{"input_ids":[1],"image_data":%s}' % deep) == "image_data"
+    assert verdict(b'{"input_ids":[1],"sampling_params":{"stop":%s}}' % deep) == "stop"
+    assert verdict(b'{"input_ids":[1],"other":%s}' % deep) == ""
+
+
 def test_worker_with_a_tokenizer() -> None:
     assert verdict(PLAIN, Traits(text=True)) == "text"
     assert verdict(PLAIN, Traits(text=False)) == ""

@@ -191,6 +191,7 @@ GARBAGE = [
     b'{"meta_info":{"completion_tokens":3}}',
     b'{"output_ids":[1]}',
     b"[]",
+    b'{"output_ids":[1,1,1],"deep":' + b"[" * 5000 + b"]" * 5000 + b',"meta_info":{"completion_tokens":3}}',
     b"[DONE]",
 ]
 

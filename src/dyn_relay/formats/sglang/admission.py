@@ -46,7 +46,7 @@ def unless(where: str, field: str, neutral: tuple[object, ...], why: str) -> Row
         value = request.parameter(field) if where == _SAMPLING else request.value(field)
         return value is not ABSENT and not any(_same(value, one) for one in neutral)
 
-    return Row(field, where, "present and not " + " or ".join(f"`{_spelled(one)}`" for one in neutral), why, forbids)
+    return Row(field, where, "anything but " + ", ".join(f"`{_spelled(one)}`" for one in neutral), why, forbids)
 
 
 def unreadable(field: str, where: str, when: str, why: str) -> Row:

@@ -51,6 +51,9 @@ from dyn_relay.formats.sglang.wire import (
 
 _ids = msgspec.json.Decoder(list[int])
 
+#: What an event that is none can raise, however deep one looks into it.
+_UNREADABLE = (ValueError, KeyError, OverflowError, RecursionError, msgspec.DecodeError)
+
 
 class Reader:
     """The events of one logical request's attempts, in order; the part of an exchange that looks into answers."""
@@ -110,7 +113,7 @@ class Reader:
                     out.append(self._done(whole))
                 else:
                     out.append(self._take(whole, data, now))
-        except (ValueError, KeyError, OverflowError, msgspec.DecodeError) as exc:
+        except _UNREADABLE as exc:
             # NotJson and Foreign are ValueErrors; so is a count that does not add up.
             self._stop(End.GARBAGE, str(exc))
         return b"".join(out)
@@ -197,7 +200,7 @@ class Reader:
         event: Delta | Whole
         try:
             event = delta_decoder.decode(data) if attempt.deltas else whole_decoder.decode(data)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             event = read(delta_decoder, data) if attempt.deltas else read(whole_decoder, data)
         meta = event.meta_info
         last = Kind.PROGRESS
@@ -354,7 +357,7 @@ class Reader:
         if self.verdict.migratable and self._attempt.tokens:
             try:
                 self._absorb()
-            except (ValueError, KeyError, OverflowError, msgspec.DecodeError) as exc:
+            except _UNREADABLE as exc:
                 raise CannotComplete(IDS) from exc
 
     def _absorb(self) -> None:

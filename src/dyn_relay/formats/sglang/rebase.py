@@ -177,7 +177,7 @@ class View:
             if new is not None:
                 result[name] = new
         for name, pairs in RATIOS.items():
-            if name in result and self.attempt.base:
+            if name in result:
                 result[name] = self._ratio(pairs, result) or result[name]
         return result
 

@@ -122,13 +122,16 @@ class Request:
         return ""
 
     def value(self, name: str) -> object:
-        """A top-level field as a Python value, `ABSENT` if missing; a very long one comes as its `Raw`."""
-        return _value(self.fields.get(name))
+        """A top-level field as a Python value, `ABSENT` if missing; a very long or deep one comes as its `Raw`."""
+        value = self.fields.get(name)
+        if value is None:
+            return ABSENT
+        return _value(value) if len(bytes(value)) <= _SHORT else value
 
     def parameter(self, name: str) -> object:
         """A sampling parameter, the worker's default where the client gave none (explicit `null` counts as given)."""
         if name in self.sampling:
-            return plain(self.sampling[name])
+            return _value(self.sampling[name])
         return self.defaults.get(name, ABSENT)
 
     def number(self, name: str, default: int) -> int | None:
@@ -184,10 +187,11 @@ class Request:
         return digest.digest()
 
 
-def _value(value: Raw | None) -> object:
-    if value is None:
-        return ABSENT
-    return plain(value) if len(bytes(value)) <= _SHORT else value
+def _value(value: Raw) -> object:
+    try:
+        return plain(value)
+    except RecursionError:
+        return value
 
 
 def header(headers: Headers, name: bytes) -> bytes:

@@ -56,7 +56,7 @@ def read(decoder: msgspec.json.Decoder[T], data: bytes | Raw) -> T:
     """Decode; non-finite literals come shielded. Raises `NotJson`, `Foreign`."""
     try:
         return decoder.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         pass
     shielded = shield(bytes(data))
     try:
