@@ -126,6 +126,15 @@ def test_only_the_terminator_is_lost(stream: bool) -> None:
         assert json.loads(exchange.answer(111.0).body)["output_ids"] == oracle(asked).ids
 
 
+@pytest.mark.parametrize(("dying", "latency"), [([], 0.25), ([(Engine(), 0)], 2.5), ([(Engine(), 2)], 2.5)])
+def test_latency_is_the_engines_unless_there_were_others(dying: list[tuple[Engine, int]], latency: float) -> None:
+    asked = {**ASKED, "stream": False}
+    engines = [*dying, (Engine(), 9)]
+    exchange, _ = cut(asked, engines)
+    assert exchange.end is End.FINISHED
+    assert json.loads(exchange.answer(102.5).body)["meta_info"]["e2e_latency"] == latency
+
+
 def test_something_is_left() -> None:
     exchange, _ = cut(ASKED, [(Engine(), 2)])
     assert exchange.complete(110.0) is None

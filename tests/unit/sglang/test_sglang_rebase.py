@@ -191,6 +191,12 @@ def test_spans_tile(steps: list[tuple[int, str]]) -> None:
     assert merge([Span("a", 0, 0)]) == [Span("a", 0, 0)]
 
 
+def test_text_of_a_later_attempt_is_left_out() -> None:
+    """The answer had none so far; half of one is worse."""
+    out = cut_after_two().feed([event([9], 1, {"text": "x"})], 13.0)
+    assert "text" not in json.loads(out[6:])
+
+
 def test_order_and_unknown_fields_survive() -> None:
     """F5: nothing is added, dropped or moved but what the table says."""
     exchange = cut_after_two(prompt_tokens=2)
