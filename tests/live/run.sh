@@ -10,7 +10,8 @@ home=${DYN_LIVE_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/dyn-relay-live}
 python=${PYTHON:-$here/../../.venv/bin/python}
 mkdir -p "$home"
 bash "$here/install_sglang_cpu.sh" "$home/venv"
-PYTHONPATH=$here/shim PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \
-  "$home/venv/bin/python" "$here/make_models.py" "$home/models" > "$home/models.log" 2>&1 ||
+[ -f "$home/models/qwen3moe-fp32/tokenizer_config.json" ] || # the last file that it makes
+  PYTHONPATH=$here/shim PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \
+    "$home/venv/bin/python" "$here/make_models.py" "$home/models" > "$home/models.log" 2>&1 ||
   { tail -20 "$home/models.log" >&2; exit 1; }
 exec "$python" "$here/qualify.py" --home "$home" "$@"
