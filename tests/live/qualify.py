@@ -303,6 +303,7 @@ async def qualify(home: Path, wanted: Mapping[str, Sequence[str]]) -> list[Outco
                 outcome = Outcome(f"{name} ({flavour})")
                 outcomes.append(outcome)
                 began = trio.current_time()
+                click.echo(f"      {outcome.name} ...")
                 try:
                     await CASES[name](lab, outcome)
                 except Exception as error:
