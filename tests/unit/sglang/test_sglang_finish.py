@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from sglang_kit import DIALECTS, DONE, SSE_HEAD, Engine, opened, oracle, prompt_rows, read_stream
+from sglang_kit import DIALECTS, DONE, SSE_HEAD, Engine, opened, oracle, prompt_rows, read_stream, sse
 
 from dyn_relay.formats.base import UNKNOWN, CannotComplete, End
 from dyn_relay.formats.sglang.exchange import SglangExchange
@@ -79,6 +79,22 @@ def test_budget_spent_unary(dialect: str) -> None:
     assert body["meta_info"]["finish_reason"] == wanted.finish
     assert list(body["meta_info"])[-2:] == ["e2e_latency", "response_sent_to_client_ts"]
     assert body["meta_info"]["response_sent_to_client_ts"] == 1_700_000_000.5 + 111.0 - 100.5
+
+
+@pytest.mark.parametrize("status", [200, 503])
+def test_an_error_after_the_last_token_is_forgotten(status: int) -> None:
+    """Whatever the last worker said: nothing was left to generate."""
+    exchange, _ = cut({**ASKED, "stream": False}, [(Engine(late_finish=True), 4)])
+    if status == 200:
+        reason = {"type": "abort", "message": "m", "status_code": 500}
+        exchange.feed([sse({"output_ids": [], "meta_info": {"finish_reason": reason, "completion_tokens": 4}})], 105.0)
+    else:
+        exchange.head(503, [])
+        exchange.body(b"busy", 105.0)
+    assert exchange.end in (End.FAILED, End.BUSY)
+    assert exchange.complete(110.0) == b""
+    assert exchange.answer(111.0).status == 200
+    assert json.loads(exchange.answer(111.0).body)["output_ids"] == oracle(ASKED).ids
 
 
 def stopping(at: int, **params: Any) -> dict[str, Any]:

@@ -161,6 +161,7 @@ class SglangExchange(Reader):
             self._ledger.last_delta,
         )
         self.end = End.ABORTED if reason["type"] == "abort" else End.FINISHED
+        self._whole = self._fault = None
         return b"data: " + write(self._local[0]) + b"\n\n" + DONE_EVENT if self.streaming else b""
 
     def answer(self, now: float) -> Answer:
