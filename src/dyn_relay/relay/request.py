@@ -91,8 +91,11 @@ class LogicalRequest:
             self._end(Step.ABORT, Outcome.CLIENT_GONE, "client")
         except trio.Cancelled:
             self._leave()
-            self._end(Step.FAIL, Outcome.SHUTDOWN, "proxy")
-            self._downstream.connection.break_off()
+            if self._downstream.ended:  # the client has its answer; only the worker's framing was still awaited
+                self._end(Step.FINISH, Outcome.DONE, "proxy")
+            else:
+                self._end(Step.FAIL, Outcome.SHUTDOWN, "proxy")
+                self._downstream.connection.break_off()
             raise
 
     async def _run(self) -> None:
