@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterable
+from functools import wraps
 from typing import Any
+from zlib import crc32
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
@@ -31,7 +33,7 @@ def for_all(check: Callable[..., None], *strategies: SearchStrategy[Any]) -> Non
     def example(*values: Any) -> None:
         check(*values)
 
-    seed(SEED)(_SETTINGS(given(*strategies)(_of(len(strategies), example))))()
+    seed(SEED ^ crc32(check.__qualname__.encode()))(_SETTINGS(given(*strategies)(_of(len(strategies), example))))()
 
 
 def _of(count: int, check: Callable[..., None]) -> Callable[..., None]:
@@ -41,10 +43,13 @@ def _of(count: int, check: Callable[..., None]) -> Callable[..., None]:
     return lambda scenario, extra: check(scenario, extra)
 
 
-def prove(
-    check: Callable[..., Observed], *strategies: SearchStrategy[Any], sometimes: Iterable[str] = ()
-) -> None:
+def prove(check: Callable[..., Observed], *strategies: SearchStrategy[Any], sometimes: Iterable[str] = ()) -> None:
     """`for_all`, where each check returns what it observed, and each goal must be met at least once."""
     goals = Sometimes(sometimes)
-    for_all(lambda *values: goals.watch(check(*values)), *strategies)
+
+    @wraps(check)
+    def watched(*values: Any) -> None:
+        goals.watch(check(*values))
+
+    for_all(watched, *strategies)
     goals.verify()

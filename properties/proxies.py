@@ -62,7 +62,8 @@ async def proxied(network: Network, stage: Stage, host: str, port: int, **config
             while not ready:
                 await trio.sleep(0.0005)
                 app.fleet.pick()  # lets those back in whose time is over
-                fleet = app.fleet.workers
+                alive = {worker.url for worker in stage.workers if worker.alive}
+                fleet = [worker for worker in app.fleet.workers if worker.url in alive]
                 ready = all(worker.state == "ready" for worker in fleet) and stage.quiet and not len(app.live)
 
         async def evidence():

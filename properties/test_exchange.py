@@ -48,7 +48,9 @@ def test_snapshot(exchange):
 
 
 def test_fold(exchange):
-    prove(checks.fold(exchange), some.scenarios(), sometimes=["continued", "two kills in one request", "one byte a read"])
+    prove(
+        checks.fold(exchange), some.scenarios(), sometimes=["continued", "two kills in one request", "one byte a read"]
+    )
 
 
 def test_passthrough(exchange):

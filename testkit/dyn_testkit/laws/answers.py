@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h11
 
 from dyn_testkit.client import Response
 from dyn_testkit.oracle import PER_TOKEN, fold
 from dyn_testkit.worker import Dialect
+
+if TYPE_CHECKING:
+    import httpx
 
 DIALECTS: tuple[Dialect, ...] = ("cumulative", "incremental", "mixed")
 
@@ -40,18 +44,28 @@ def read_answer(wire: bytes) -> Response:
 
 
 def httpx_reads(wire: bytes) -> Response | None:
-    """The same through httpx; None if it raises. Needs httpx."""
+    """The same through httpx; None if it raises. Needs httpx; not for use by two threads."""
     import httpcore
     import httpx
 
-    with httpx.HTTPTransport(verify=False) as transport:  # no TLS here: loading the certificates would take 0.1 s
-        transport._pool = httpcore.ConnectionPool(network_backend=httpcore.MockBackend([wire]))
-        with httpx.Client(transport=transport) as client:
-            try:
-                got = client.post("http://worker/generate", content=b"{}")
-            except httpx.HTTPError:
-                return None
+    client, transport = _httpx_client()
+    transport._pool = httpcore.ConnectionPool(network_backend=httpcore.MockBackend([wire]))
+    try:
+        got = client.post("http://worker/generate", content=b"{}")
+    except httpx.HTTPError:
+        return None
+    finally:
+        transport._pool.close()
     return Response(status=got.status_code, body=got.content, complete=True)
+
+
+@functools.cache
+def _httpx_client() -> tuple[httpx.Client, httpx.HTTPTransport]:
+    """One for all: making one costs more than an example of a property may."""
+    import httpx
+
+    transport = httpx.HTTPTransport(verify=False)  # no TLS here
+    return httpx.Client(transport=transport), transport
 
 
 def sample(response: Response, *, streaming: bool) -> list[int] | None:

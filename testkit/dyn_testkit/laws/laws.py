@@ -1,12 +1,13 @@
 """The laws: what must be exact about a router that lets generations outlive their workers.
 
 Each is a plain function of what was observed. It returns if the law holds and raises `AssertionError` with the whole
-story if it does not. `Oracle` is the second opinion on what an uninterrupted run would have given; it must know the same
-model as the workers.
+story if it does not. `Oracle` is the second opinion on what an uninterrupted run would have given; it must know the
+workers' model.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,8 +36,8 @@ def _require(holds: bool, law: str, seen: Observed, words: str) -> None:
 def equivalence(seen: Observed, oracle: Oracle) -> None:
     """The client's answer is the uninterrupted one, but for the fields that are measured.
 
-    A unary answer field by field; a stream event by event: in one dialect from its first event to its last, each event a
-    true prefix (or delta) of the oracle's answer, the finish in the last one, then `[DONE]` and complete framing.
+    A unary answer field by field; a stream event by event: in one dialect from its first event to its last, each event
+    a true prefix (or delta) of the oracle's answer, the finish in the last one, then `[DONE]` and complete framing.
     """
     law, response = "equivalence", seen.response
     _require(response.status == 200, law, seen, f"status {response.status}")
@@ -123,8 +124,8 @@ def _began(attempt: Attempt) -> bool:
 def budget(seen: Observed, oracle: Oracle) -> None:
     """No continuation asks for more than is left, and an exhausted request makes no call.
 
-    Recomputed from what the workers got: a continuation's prompt is the client's and the first tokens of the answer, its
-    budgets are what these leave, its rid is related to no other attempt's, and the rest is the client's own.
+    Recomputed from what the workers got: a continuation's prompt is the client's and the first tokens of the answer,
+    its budgets are what these leave, its rid is related to no other attempt's, and the rest is the client's own.
     """
     law, request = "budget", seen.request
     whole = oracle.answer(request)["output_ids"]
@@ -183,9 +184,13 @@ def snapshot(seen: Observed) -> None:
 
 def _first_meta(attempt: Attempt) -> dict[str, Any]:
     """The `meta_info` of the first event that an attempt's worker sent whole."""
-    found = attempt.answer.values()
-    meta: dict[str, Any] = found[0].get("meta_info", {}) if found else {}
-    return meta
+    for data in attempt.answer.events():
+        try:
+            meta: dict[str, Any] = json.loads(data)["meta_info"]
+        except (ValueError, KeyError):
+            continue
+        return meta
+    return {}
 
 
 def fold(unary: Observed, stream: Observed) -> None:

@@ -113,7 +113,11 @@ class _Drive:
         kind = response.header("content-type") or ""
         self._client.headers = [*self._client.headers[:1], (b"content-type", kind.encode())]
         if reading is Reading.OPAQUE:
-            self._client.status, self._client.body, self._client.complete = response.status, response.body, response.complete
+            self._client.status, self._client.body, self._client.complete = (
+                response.status,
+                response.body,
+                response.complete,
+            )
             return
         if reading is Reading.WHOLE:
             if response.complete:

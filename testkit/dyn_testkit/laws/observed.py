@@ -105,7 +105,7 @@ class Observed:
         return len(self.attempts[attempt].sent["input_ids"]) - len(self.request["input_ids"])
 
     def redialled(self, attempt: int) -> bool:
-        """The attempt before this one died without a byte and was sent again as it was: an aged connection, it seemed."""
+        """The attempt before this one died without a byte, as on an aged connection, and was sent again as it was."""
         before = self.attempts[attempt - 1] if attempt else None
         return before is not None and not before.wire and before.body == self.attempts[attempt].body
 
