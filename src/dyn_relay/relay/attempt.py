@@ -35,6 +35,10 @@ class ClientGone(Exception):
     """The client closed its connection: nobody wants the answer any more."""
 
 
+class Unwanted(Exception):
+    """The request was aborted before the attempt was sent."""
+
+
 async def unless_gone(client: Connection, work: Callable[[], Awaitable[T]]) -> T:
     """The result of `work()`, given up as soon as the client leaves. Raises `ClientGone`."""
     results: list[T] = []
@@ -80,10 +84,15 @@ class Attempt:
         self._downstream = downstream
         self._on_token = on_token
         self._client = downstream.connection.connection
+        self._dialling = trio.CancelScope()
         self._sent_at = 0.0
 
+    def unwanted(self) -> None:
+        """The request was aborted: if the attempt is not sent yet, it never is."""
+        self._dialling.cancel()
+
     async def run(self, headers: Headers) -> Failure | None:
-        """Dial, send, read. `headers` go to the worker with the body. Raises `ClientGone`."""
+        """Dial, send, read. `headers` go to the worker with the body. Raises `ClientGone`, `Unwanted`."""
         outbound: Outbound | None = None
         for redialled in (False, True):
             try:
@@ -107,7 +116,9 @@ class Attempt:
 
     async def _dial(self, *, fresh: bool) -> Upstream:
         pool, origin = self._context.pool, self.worker.origin
-        return await unless_gone(self._client, lambda: pool.acquire(origin, fresh=fresh))
+        with self._dialling if not self.sent else trio.CancelScope():
+            return await unless_gone(self._client, lambda: pool.acquire(origin, fresh=fresh))
+        raise Unwanted
 
     async def _converse(self, upstream: Upstream, outbound: Outbound, headers: Headers) -> Failure | None:
         reader = self.reader = AnswerReader(

@@ -63,7 +63,7 @@ class Rule:
 
 _DEATH_BEFORE_TOKENS = Rule(Action.MIGRATE, penalty=True, counts=True, abort=True, suspicious=True)
 _LOST = Rule(Action.MIGRATE, penalty=True, counts=True, abort=True)
-_FAILED = Rule(Action.MIGRATE, counts=True)
+_FAILED = Rule(Action.MIGRATE, penalty=True, counts=True)
 
 RULES: dict[tuple[Kind, Phase], Rule] = {
     (Kind.CONNECT, Phase.DIAL): Rule(Action.REROUTE, penalty=True),

@@ -13,7 +13,7 @@ from dyn_relay.formats.base import CannotComplete, End, Exchange, Reading, Verdi
 from dyn_relay.http11.headers import Headers
 from dyn_relay.http11.server import ServerConnection
 from dyn_relay.net import ConnectionBroken
-from dyn_relay.relay.attempt import Attempt, ClientGone, unless_gone
+from dyn_relay.relay.attempt import Attempt, ClientGone, Unwanted, unless_gone
 from dyn_relay.relay.budget import AttemptBudget
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
@@ -24,11 +24,13 @@ from dyn_relay.relay.state import State, Step, advance
 
 #: The status of our own error, by the last failure's kind; 502 for the others.
 _STATUS = {Kind.CONNECT: 503, Kind.BUSY: 503, Kind.STALL: 504, Kind.FIRST_TOKEN: 504}
-#: Failures after which there is nothing to finish locally: the engine has answered, or was never asked.
+#: Failures after which there is nothing to finish here: the engine has answered, or was never asked.
+_NOTHING_TO_COMPLETE = (Kind.CONNECT, Kind.BUSY, Kind.REFUSED)
 #: An abort is said again at this interval, in seconds, so many times, while its attempt goes on.
 ABORT_INTERVAL = 1.0
 ABORT_REPEATS = 5
-_NOTHING_TO_COMPLETE = (Kind.CONNECT, Kind.BUSY, Kind.REFUSED)
+#: Seconds. Poison kills when its prompt is processed.
+SUSPICION_WINDOW = 60.0
 
 
 class LogicalRequest:
@@ -82,10 +84,6 @@ class LogicalRequest:
             if scope.cancelled_caught:
                 self._leave()
                 await self._fail(504, "request_timeout", f"the request did not end within {limit:g} s")
-        except SuspectedPoison:
-            self._leave()
-            words = "workers died under this request before its first token: it is suspected of killing them"
-            await self._fail(502, "suspected_poison", words)
         except (ClientGone, ConnectionBroken):
             self._leave()
             self._end(Step.ABORT, Outcome.CLIENT_GONE, "client")
@@ -97,19 +95,32 @@ class LogicalRequest:
                 self._end(Step.FAIL, Outcome.SHUTDOWN, "proxy")
                 self._downstream.connection.break_off()
             raise
+        except Exception:
+            # A defect of ours: the server tells the client and reports it; the request must still have one end.
+            self._leave()
+            self.record.reason = "internal_error"
+            self._end(Step.FAIL, Outcome.FAILED, "proxy")
+            raise
 
     async def _run(self) -> None:
-        while not self.abort_wished:
-            worker = await self._choose()
-            if worker is None:
-                return await self._give_up()
-            failure = await self._try(worker)
-            if failure is None:
-                return await self._finish()
-            if not await self._survives(failure):
-                return None
-            delay = self._budget.backoff(self._context.rng)
-            await unless_gone(self._client, partial(trio.sleep, delay))
+        try:
+            while not self.abort_wished:
+                worker = await self._choose()
+                if worker is None:
+                    return await self._give_up()
+                failure = await self._try(worker)
+                if failure is None:
+                    return await self._finish()
+                if not await self._survives(failure):
+                    return None
+                delay = self._budget.backoff(self._context.rng)
+                await unless_gone(self._client, partial(trio.sleep, delay))
+        except Unwanted:
+            self.current = None
+        except SuspectedPoison:
+            self._leave()
+            words = "workers died under this request before its first token: it is suspected of killing them"
+            return await self._fail(502, "suspected_poison", words)
         return await self._abort_here()
 
     async def _choose(self) -> Worker | None:
@@ -175,12 +186,21 @@ class LogicalRequest:
                 self._close(attempt, record)
             if failure is None:
                 trial.token()  # an answer that shows no tokens (opaque) clears as well
-            elif failure.rule.suspicious and await unless_gone(self._client, attempt.worker_died):
+            elif self._suspicious(failure, record) and await unless_gone(self._client, attempt.worker_died):
                 trial.fingerprint = exchange.fingerprint()
                 if trial.died() is Finding.CONVICTED:
                     self._budget = self._budget.after(failure)
                     raise SuspectedPoison
         return failure
+
+    def _suspicious(self, failure: Failure, record: AttemptRecord) -> bool:
+        """May the request be what killed the worker, if that died?
+
+        Of a unary answer that is only forwarded no token is seen, though it may have had thousands: only an early death
+        speaks against it.
+        """
+        unseen = not self._exchange.verdict.migratable and not self._exchange.streaming
+        return failure.rule.suspicious and not (unseen and record.ended - record.started > SUSPICION_WINDOW)
 
     def _name(self) -> str:
         """The rid for the next attempt: the client's own until a worker may know it, then fresh ones."""
@@ -205,8 +225,10 @@ class LogicalRequest:
     def abort(self) -> None:
         """Somebody wishes this request to end: its current worker is told, and nothing is resumed."""
         self.abort_wished = True
-        if self.current is not None and self.current.sent:
-            self._context.chores.start_soon(self._tell_until_ended, self.current)
+        if self.current is not None:
+            self.current.unwanted()
+            if self.current.sent:
+                self._context.chores.start_soon(self._tell_until_ended, self.current)
 
     async def _tell_until_ended(self, attempt: Attempt) -> None:
         """An abort may overtake the request that it means; say it again while the attempt goes on."""
