@@ -1,9 +1,9 @@
 """What a format is to the relay.
 
 A `Format` is one backend's wire format. For each logical request it opens an `Exchange`: a sans-IO object that holds
-the client's body, judges it, makes the body of every attempt, reads the answers of the engines, keeps the ledger of what
-was delivered, and renders what the client sees. The relay moves bytes and decides where attempts go; it never looks
-into a body. Times are passed in (seconds on a monotonic clock), random names too.
+the client's body, judges it, makes the body of every attempt, reads the answers of the engines, keeps the ledger of
+what was delivered, and renders what the client sees. The relay moves bytes and decides where attempts go; it never
+looks into a body. Times are passed in (seconds on a monotonic clock), random names too.
 
 One attempt goes like this::
 
