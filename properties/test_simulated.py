@@ -1,4 +1,4 @@
-"""The laws on the whole proxy over the network in memory: bytes cut anywhere, silence, and dying workers, in no time."""
+"""The laws on the whole proxy over the network in memory: bytes cut anywhere, silence, dying workers, in no time."""
 
 from __future__ import annotations
 

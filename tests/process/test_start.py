@@ -1,0 +1,43 @@
+"""How the proxy starts, and how it does not."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tests.process.kit import BIN, ENV, RELAY, Call, get, started
+
+
+async def test_port_0_is_printed():
+    async with started(RELAY, "serve", "--port", 0) as relay:
+        assert relay.port > 0
+        assert await get(relay, "/workers") == {"workers": []}
+        answer = await (await Call.post(relay, {"input_ids": [1]})).rest()
+        assert answer.status == 503
+
+
+@pytest.mark.parametrize("command", [RELAY, [str(BIN / "dyn-relay")]], ids=["module", "script"])
+@pytest.mark.parametrize(
+    ("args", "field"),
+    [
+        (["--migration-limit", "-1"], "migration_limit"),
+        (["--worker-urls", "ftp://nowhere"], "worker_urls"),
+    ],
+)
+def test_bad_option_names_the_field(command, args, field):
+    done = subprocess.run([*command, "serve", *args], capture_output=True, text=True, env=ENV, check=False)
+    assert done.returncode == 2
+    assert field in done.stderr
+
+
+def test_taken_address_is_an_error():
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = subprocess.run([*RELAY, "serve", "--port", port], capture_output=True, text=True, env=ENV, check=False)
+    assert done.returncode == 1
+    assert "in use" in done.stderr + done.stdout
