@@ -91,6 +91,8 @@ class Engine:
     late_finish: bool = False
     extra: bool = False
     nan: bool = False
+    #: The prompt's logprobs come with the first event only, as in some releases.
+    prompt_once: bool = False
 
     def events(self, body: dict[str, Any]) -> list[Event]:
         answer, total, out = oracle(body), 0, []
@@ -115,7 +117,8 @@ class Engine:
             "num_retractions": 1,
         }
         if body.get("return_logprob"):
-            meta["input_token_logprobs"] = prompt_rows(body)
+            if first or not self.prompt_once:
+                meta["input_token_logprobs"] = prompt_rows(body)
             meta["output_token_logprobs"] = answer.logprobs[start:total]
             meta["output_token_logprobs_length"] = total
             if body.get("top_logprobs_num"):

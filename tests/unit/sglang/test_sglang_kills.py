@@ -151,6 +151,19 @@ def check_spans(plans: list[Plan], outcome: Outcome, unary: bool) -> None:
 
 
 @pytest.mark.parametrize("unary", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_prompt_logprobs_that_come_once(dialect: str, unary: bool) -> None:
+    """F6: they are the first attempt's, once in a stream, and where they belong in a unary answer."""
+    engine = Engine(dialect, prompt_once=True)
+    for cut in (2, 4, None):
+        outcome = play({**ASKED, "stream": not unary}, [Plan(engine, cut), Plan(engine)])
+        metas = [outcome.unary["meta_info"]] if unary else [event["meta_info"] for event in outcome.events]
+        assert [meta.get("input_token_logprobs") for meta in metas] == [prompt_rows(ASKED)] + [None] * (len(metas) - 1)
+        names = list(metas[0])
+        assert names.index("input_token_logprobs") == names.index("output_token_logprobs") - 1
+
+
+@pytest.mark.parametrize("unary", [False, True])
 @pytest.mark.parametrize("second", DIALECTS)
 @pytest.mark.parametrize("first", DIALECTS)
 def test_unknown_rows(first: str, second: str, unary: bool) -> None:

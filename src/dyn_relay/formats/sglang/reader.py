@@ -372,6 +372,9 @@ class Reader:
             ledger.template = top, meta
         else:
             ledger.template = self._view(attempt.started, attempt.tokens).event(attempt.newest)
+        if self.streaming and ledger.first is not None:
+            # What the worker told once, the client has; it is not told again.
+            ledger.first = {name: value for name, value in ledger.first.items() if name in meta}
         worker = attempt.dialect
         if not attempt.deltas:
             ledger.ids.extend(_ids.decode(top[IDS]))
