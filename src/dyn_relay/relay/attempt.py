@@ -92,7 +92,10 @@ class Attempt:
         self._dialling.cancel()
 
     async def run(self, headers: Headers) -> Failure | None:
-        """Dial, send, read. `headers` go to the worker with the body. Raises `ClientGone`, `Unwanted`."""
+        """Dial, send, read. `headers` go to the worker with the body.
+
+        Raises `ClientGone`, `Unwanted`, `CannotComplete`.
+        """
         outbound: Outbound | None = None
         for redialled in (False, True):
             try:
@@ -103,9 +106,9 @@ class Attempt:
                 # The reused connection ended with our request on it, and nobody listens there any more: that was no
                 # idle connection's age, the worker died with the request in its hands.
                 return self._failure(Kind.CUT, Phase.SENT, str(exc))
-            if outbound is None:
-                outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time())
             try:
+                if outbound is None:
+                    outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time())
                 failure = await self._converse(upstream, outbound, headers)
             except BaseException:
                 upstream.discard()

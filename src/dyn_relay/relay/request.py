@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import trio
@@ -79,11 +78,12 @@ class LogicalRequest:
     async def _guarded(self) -> None:
         limit = self._context.config.request_timeout_secs
         try:
-            with trio.CancelScope(deadline=trio.current_time() + limit if limit else math.inf) as scope:
-                await self._run()
-            if scope.cancelled_caught:
-                self._leave()
-                await self._fail(504, "request_timeout", f"the request did not end within {limit:g} s")
+            if not limit:
+                return await self._run()
+            with trio.move_on_after(limit):
+                return await self._run()
+            self._leave()
+            await self._fail(504, "request_timeout", f"the request did not end within {limit:g} s")
         except (ClientGone, ConnectionBroken):
             self._leave()
             self._end(Step.ABORT, Outcome.CLIENT_GONE, "client")
@@ -117,6 +117,8 @@ class LogicalRequest:
                 await unless_gone(self._client, partial(trio.sleep, delay))
         except Unwanted:
             self.current = None
+        except CannotComplete as exc:
+            return await self._fail(502, exc.reason, f"{self._history()}; it cannot be continued: {exc.reason}")
         except SuspectedPoison:
             self._leave()
             words = "workers died under this request before its first token: it is suspected of killing them"
