@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from dyn_relay.formats.base import End
-from dyn_relay.formats.sglang.wire import Foreign, inside, read
+from dyn_relay.formats.sglang.wire import Fields, Foreign, inside, read, read_fields
 
 DONE = b"[DONE]"
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -131,3 +131,21 @@ def error_object(error: bytes | Raw) -> Fault:
     """Read `{"message", "code"}` or a string. Raises `Foreign`, `NotJson`."""
     body = read(_error, error)
     return Fault(400, body) if isinstance(body, str) else Fault(body.code, body.message)
+
+
+def finish_type(event: Delta | Whole) -> str:
+    """The type of its finish reason, "" if it has none."""
+    meta = event.meta_info
+    return meta.finish_reason.type if meta is not None and meta.finish_reason is not None else ""
+
+
+def total_of(event: Whole) -> int:
+    """Its `completion_tokens`. Raises `Foreign`."""
+    if event.meta_info is None or not isinstance(event.meta_info.completion_tokens, int):
+        raise Foreign("an event without completion_tokens")
+    return event.meta_info.completion_tokens
+
+
+def meta_of(data: bytes) -> Fields:
+    """An event's `meta_info`, unread. Raises `Foreign`, `NotJson`, `KeyError`."""
+    return read_fields(read_fields(data)["meta_info"])

@@ -28,7 +28,10 @@ from dyn_relay.formats.sglang.events import (
     count,
     delta_decoder,
     fault,
+    finish_type,
     kind,
+    meta_of,
+    total_of,
     whole_decoder,
 )
 from dyn_relay.formats.sglang.fold import SENT
@@ -37,15 +40,15 @@ from dyn_relay.formats.sglang.rebase import IDS, Rule, View, add_counters, may_b
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.spans import shift
 from dyn_relay.formats.sglang.wire import (
-    Fields,
     Foreign,
     NotJson,
     is_list,
+    length_of,
+    number,
     plain,
     raw,
     read,
     read_fields,
-    read_rows,
     write,
 )
 
@@ -154,7 +157,7 @@ class Reader:
     def _told(self, data: bytes) -> Dialect | None:
         """The dialect that the worker says it speaks; the flag for deltas has not always meant the logprobs too."""
         hint = self._attempt.hint
-        if hint is Dialect.INCREMENTAL and any(rule(name) is Rule.ROWS for name in _meta(data)):
+        if hint is Dialect.INCREMENTAL and any(rule(name) is Rule.ROWS for name in meta_of(data)):
             return None
         return hint
 
@@ -166,7 +169,7 @@ class Reader:
         if not held or not shown:
             self._dialect = (self._attempt.hint or Dialect.CUMULATIVE) if shown else None
             return self._show(whole, data, now)
-        before, total = _total(read(whole_decoder, held)), _total(event)
+        before, total = total_of(read(whole_decoder, held)), total_of(event)
         shown_deltas = bool(deltas(count(event.output_ids), before, total))
         self._dialect = self._spoken(data, held, shown_deltas, before, total)
         return self._show(b"", held, now) + self._show(whole, data, now)
@@ -237,13 +240,13 @@ class Reader:
                 attempt.marks.append((before, meta.weight_version))
         attempt.newest = data
         if last is Kind.FINISH:
-            self._finished, self._aborted = True, _type(event) == "abort"
+            self._finished, self._aborted = True, finish_type(event) == "abort"
         return before
 
     def _last(self, event: Delta | Whole, data: bytes, whole: bytes) -> Kind:
         """What an event that is no mere progress is; an error ends the attempt and is held back."""
         word = kind(event)
-        if word is Kind.ERROR or (self._resume_aborts and _type(event) == "abort"):
+        if word is Kind.ERROR or (self._resume_aborts and finish_type(event) == "abort"):
             self._fail(fault(event), data, whole)
             return Kind.ERROR
         return word
@@ -281,13 +284,13 @@ class Reader:
         """The dialect of an attempt's second growing event, given whether its ids are deltas, and the event before."""
         if not ids_are_deltas:
             return Dialect.CUMULATIVE
-        old = _meta(earlier)
-        for name, value in sorted(_meta(data).items(), key=lambda item: rule(item[0]) is not Rule.ROWS):
-            length = _length(value)
+        old = meta_of(earlier)
+        for name, value in sorted(meta_of(data).items(), key=lambda item: rule(item[0]) is not Rule.ROWS):
+            length = length_of(value)
             if rule(name) is Rule.ROWS and is_list(value):
                 return Dialect.INCREMENTAL if deltas(length, before, total) else Dialect.MIXED
             # A list that is not known must line up, and have lined up in the event before.
-            if may_be_rows(name, value) and _length(old.get(name)) == before and length in (total, total - before):
+            if may_be_rows(name, value) and length_of(old.get(name)) == before and length in (total, total - before):
                 return Dialect.MIXED if length == total else Dialect.INCREMENTAL
         return Dialect.INCREMENTAL
 
@@ -299,7 +302,7 @@ class Reader:
         if ledger.first_token is None:
             ledger.first_token = now
         if self._attempt.base:
-            sent, told = _number(ledger.first or {}, "prompt_tokens"), _number(meta, "prompt_tokens")
+            sent, told = number(ledger.first or {}, "prompt_tokens"), number(meta, "prompt_tokens")
             if sent is not None and told is not None and told != sent + self._attempt.base:
                 # A worker that cuts long prompts short, say, would go on with another answer.
                 raise Foreign(f"a prompt of {told} tokens is not the one that was sent")
@@ -307,7 +310,7 @@ class Reader:
         if "text" in top:
             self.verdict = Verdict("text")
         snapshot(ledger, top, meta)
-        self.cached_tokens = _number(meta, "cached_tokens")
+        self.cached_tokens = number(meta, "cached_tokens")
         clock = plain(meta[SENT]) if SENT in meta else None
         if self._sent is None and isinstance(clock, int | float):
             self._sent = clock, now
@@ -343,7 +346,7 @@ class Reader:
             self._counts[event.index or 0] = meta.completion_tokens
             self.delivered = self.attempt_tokens = sum(self._counts.values())
         if event.index is None and word in (Kind.FINISH, Kind.ABORT_ECHO):
-            self._finished, self._aborted = True, _type(event) == "abort"
+            self._finished, self._aborted = True, finish_type(event) == "abort"
         self._shown = True
         return whole
 
@@ -396,27 +399,3 @@ class Reader:
         else:
             rows.add(value)
         self._ledger.rows.setdefault(name, Rows()).extend(rows)
-
-
-def _type(event: Delta | Whole) -> str:
-    meta = event.meta_info
-    return meta.finish_reason.type if meta is not None and meta.finish_reason is not None else ""
-
-
-def _meta(data: bytes) -> Fields:
-    return read_fields(read_fields(data)["meta_info"])
-
-
-def _length(value: Raw | None) -> int:
-    return len(read_rows(value)) if value is not None and is_list(value) else -1
-
-
-def _number(fields: Fields, name: str) -> int | None:
-    value = plain(fields[name]) if name in fields else None
-    return value if isinstance(value, int) else None
-
-
-def _total(event: Whole) -> int:
-    if event.meta_info is None or not isinstance(event.meta_info.completion_tokens, int):
-        raise Foreign("an event without completion_tokens")
-    return event.meta_info.completion_tokens

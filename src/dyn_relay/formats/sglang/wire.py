@@ -104,6 +104,17 @@ def is_list(value: Raw) -> bool:
     return bytes(value)[:1] == b"["
 
 
+def length_of(value: Raw | None) -> int:
+    """Number of elements of a JSON array, -1 for anything else."""
+    return len(read_rows(value)) if value is not None and is_list(value) else -1
+
+
+def number(fields: Fields, name: str) -> int | None:
+    """An integer field; None if it is missing or something else."""
+    value = plain(fields[name]) if name in fields else None
+    return value if isinstance(value, int) else None
+
+
 def inside(value: bytes | Raw) -> bytes:
     """What stands between the brackets of an array, without blanks at the ends."""
     return bytes(value)[1:-1].strip()
