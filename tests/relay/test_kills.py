@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 
 from dyn_testkit import faults
 from dyn_testkit.client import fetch
 from dyn_testkit.faults import CLOSE, RESET, FaultPlan, at_token
+from dyn_testkit.simnet import Fragmentation
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged, world
@@ -206,3 +208,38 @@ async def test_without_a_fault_the_bytes_are_the_workers(autojump_clock):
         direct = await fetch(w.network, w.workers[1].url, "/generate", raw)
         strip = [event for event in direct.events() if b"response_sent" not in event and b"e2e" not in event]
         assert [event for event in response.events() if event in strip] == strip
+
+
+async def test_a_long_stream_is_byte_equal(autojump_clock):
+    """C7: a thousand events through the proxy, through small buffers and odd reads: the worker's bytes, all of them."""
+    raw = b'{"rid":"a","input_ids":[5,6,7],"stream":true,"sampling_params":{"max_new_tokens":1000,"ignore_eos":true}}'
+    cuts = Fragmentation(largest=700)
+    async with world(policy="round_robin", fragmentation=cuts, buffer=2048) as w:
+        response = await w.ask(raw)
+        direct = await fetch(w.network, w.workers[1].url, "/generate", raw)
+        assert len(direct.events()) == 1001
+
+        def timeless(data):
+            return re.sub(rb'"(response_sent_to_client_ts|e2e_latency)":[^,}]+', b"", data)
+
+        assert [timeless(event) for event in response.events()] == [timeless(event) for event in direct.events()]
+
+
+@both
+async def test_a_seeded_sample_goes_on_as_it_would_have(autojump_clock, stream):
+    """E12: the engine's draw depends on (seed, position): kills at every token change nothing."""
+    request = generate(N, stream=stream, sampling={"temperature": 1.0, "sampling_seed": 7, "stream_interval": 1})
+    for k in range(N + 1):
+        plan = FaultPlan.in_order([(at_token(k), CLOSE)])
+        async with world(plans=[plan, None], policy="round_robin") as w:
+            assert judged(await w.ask(request), request, ORACLE) == [], k
+
+
+async def test_a_session_outlives_its_worker(autojump_clock):
+    """A3: two turns of one session; the worker dies between them."""
+    async with world() as w:
+        key = {"x-smg-routing-key": "session-1"}
+        for turn in range(2):
+            assert judged(await w.ask(generate(), headers=key), generate(), ORACLE) == [], turn
+            if not turn:
+                next(worker for worker in w.workers if worker.generates).kill()
