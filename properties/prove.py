@@ -28,19 +28,10 @@ _SETTINGS = settings(
 
 
 def for_all(check: Callable[..., None], *strategies: SearchStrategy[Any]) -> None:
-    """Run `check` on examples of the strategies. Raises what the smallest failing one raises."""
-
-    def example(*values: Any) -> None:
-        check(*values)
-
-    seed(SEED ^ crc32(check.__qualname__.encode()))(_SETTINGS(given(*strategies)(_of(len(strategies), example))))()
-
-
-def _of(count: int, check: Callable[..., None]) -> Callable[..., None]:
-    """The same function with the number of parameters that Hypothesis wants to see."""
-    if count == 1:
-        return lambda scenario: check(scenario)
-    return lambda scenario, extra: check(scenario, extra)
+    """Run `check` on examples of one or two strategies. Raises what the smallest failing one raises."""
+    # Hypothesis wants to see the names of the parameters.
+    example = (lambda scenario: check(scenario)) if len(strategies) == 1 else (lambda one, other: check(one, other))
+    seed(SEED ^ crc32(check.__qualname__.encode()))(_SETTINGS(given(*strategies)(example)))()
 
 
 def prove(check: Callable[..., Observed], *strategies: SearchStrategy[Any], sometimes: Iterable[str] = ()) -> None:

@@ -110,8 +110,7 @@ def admission(seen: Observed, reason: str) -> None:
     for number, attempt in enumerate(seen.attempts):
         _require(attempt.body == seen.scenario.body, law, seen, f"attempt {number} is not what the client sent")
         _require(not number or not _began(seen.attempts[number - 1]), law, seen, "continued, though it must not be")
-    lost = bool(seen.attempts) and seen.attempts[-1].struck and not seen.attempts[-1].answer.complete
-    if lost:
+    if seen.attempts and not _ended(seen.attempts[-1], seen):
         loud = response.status >= 500 or not response.complete
         _require(loud, law, seen, "its worker died, and the client was not told")
 
@@ -119,6 +118,15 @@ def admission(seen: Observed, reason: str) -> None:
 def _began(attempt: Attempt) -> bool:
     """Something of an answer, not only its head, was sent."""
     return bool(attempt.answer.body)
+
+
+def _ended(attempt: Attempt, seen: Observed) -> bool:
+    """The worker sent all of an answer, but for what only says that it is over."""
+    answer, streaming = attempt.answer, seen.scenario.streaming
+    if answer.complete or (streaming and b"[DONE]" in answer.events()):
+        return True
+    alone = (seen.request.get("sampling_params") or {}).get("n", 1) <= 1
+    return alone and sample(answer, streaming=streaming) is not None
 
 
 def budget(seen: Observed, oracle: Oracle) -> None:
