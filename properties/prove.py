@@ -31,6 +31,7 @@ def for_all(check: Callable[..., None], *strategies: SearchStrategy[Any]) -> Non
     """Run `check` on examples of one or two strategies. Raises what the smallest failing one raises."""
     # Hypothesis wants to see the names of the parameters.
     example = (lambda scenario: check(scenario)) if len(strategies) == 1 else (lambda one, other: check(one, other))
+    example.__name__ = check.__qualname__.partition(".")[0].strip("<>")  # failures are remembered under this name
     seed(SEED ^ crc32(check.__qualname__.encode()))(_SETTINGS(given(*strategies)(example)))()
 
 

@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from dyn_testkit.client import Response
 from dyn_testkit.laws.answers import DIALECTS, folded, httpx_reads, misspelt, read_answer, sample
 from dyn_testkit.laws.numbers import left_of
 from dyn_testkit.laws.observed import Attempt, Observed
@@ -257,19 +258,33 @@ def no_false_success(seen: Observed, oracle: Oracle) -> None:
     for library, reading in readings.items():
         taken = sample(reading, streaming=streaming) if reading is not None else None
         _require(taken is None or taken == whole, law, seen, f"through {library}, {taken} passes for {whole}")
-    if response.status == 200 and not response.complete:
-        values = response.values()
-        errors = [value["error"] for value in values if "error" in value]
-        _require(len(errors) == 1 and values[-1] == {"error": errors[0]}, law, seen, f"error events: {errors}")
-        _require(b"[DONE]" not in response.events(), law, seen, "[DONE] after a failure")
-        _require(
-            sample(response, streaming=streaming) is None, law, seen, "finished, for a client that ignores framing"
-        )
-        delivered = errors[0].get("delivered")
-        shown = max((v["meta_info"]["completion_tokens"] for v in values if "meta_info" in v), default=0)
-        _require(delivered == shown, law, seen, f"{delivered} tokens delivered, it says; {shown} were")
-    elif response.status != 200:
+    if response.status != 200:
         _require(response.status >= 500, law, seen, f"a failure with status {response.status}")
+    elif streaming and response.complete:
+        _require(response.events()[-1:] == [b"[DONE]"], law, seen, "complete framing around a stream without [DONE]")
+        last = response.values()[-1]
+        ended = "error" in last or last["meta_info"]["finish_reason"] is not None
+        _require(ended and not ("error" in last and _shown(response)), law, seen, "[DONE] after part of an answer")
+    elif streaming:
+        _loud(law, seen)
+
+
+def _shown(response: Response) -> int:
+    """Tokens that a stream's events have shown."""
+    values = response.values()
+    return max((value["meta_info"]["completion_tokens"] for value in values if "meta_info" in value), default=0)
+
+
+def _loud(law: str, seen: Observed) -> None:
+    """A broken stream says once, and last, that it failed and how much was delivered."""
+    response = seen.response
+    values = response.values()
+    errors = [value["error"] for value in values if "error" in value]
+    _require(len(errors) == 1 and values[-1] == {"error": errors[0]}, law, seen, f"error events: {errors}")
+    _require(b"[DONE]" not in response.events(), law, seen, "[DONE] after a failure")
+    _require(sample(response, streaming=True) is None, law, seen, "finished, for a client that ignores framing")
+    told, shown = errors[0].get("delivered"), _shown(response)
+    _require(told == shown, law, seen, f"{told} tokens delivered, it says; {shown} were")
 
 
 def truncation(seen: Observed, oracle: Oracle, kept: int) -> None:

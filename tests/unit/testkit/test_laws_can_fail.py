@@ -251,6 +251,14 @@ def test_no_false_success_sees_a_clean_end():
         laws.no_false_success(clean, ORACLE)
 
 
+@pytest.mark.parametrize("end", [b"", b"data: [DONE]\n\n"])
+def test_no_false_success_sees_complete_framing(end):
+    """C5: an error event alone stops no client; only framing that never ends does."""
+    seen = observe(scenario(*HOPELESS), failure_event=lambda out, _: out + end)
+    with pytest.raises(AssertionError, match="no false success"):
+        laws.no_false_success(replace(seen, response=replace(seen.response, complete=True)), ORACLE)
+
+
 def test_no_false_success_sees_a_made_up_finish():
     """Cut at the sixth token, finished as if that had been all."""
     finish = (
