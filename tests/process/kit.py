@@ -66,10 +66,10 @@ class Call:
         self._wire = b""
 
     @classmethod
-    async def post(cls, child: Child, body: dict[str, Any]) -> Call:
+    async def post(cls, child: Child, body: dict[str, Any], path: str = "/generate") -> Call:
         data = json.dumps(body).encode()
         call = cls(await trio.open_tcp_stream("127.0.0.1", child.port))
-        head = f"POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n"
         await call._stream.send_all(head.encode() + b"content-type: application/json\r\n\r\n" + data)
         return call
 
@@ -98,6 +98,11 @@ async def get(child: Child, path: str) -> Any:
     wire = b"".join([data async for data in stream])
     await stream.aclose()
     return read_answer(wire).json()
+
+
+async def post(child: Child, path: str, body: dict[str, Any]) -> None:
+    """A POST that is answered with 200."""
+    assert (await (await Call.post(child, body, path)).rest()).status == 200
 
 
 async def refused(child: Child) -> None:

@@ -7,7 +7,7 @@ import json
 from dyn_testkit import laws
 from dyn_testkit.laws import Observed, Scenario
 from dyn_testkit.laws.answers import sample
-from tests.process.kit import RELAY, WORKER, Call, refused, started
+from tests.process.kit import RELAY, WORKER, Call, get, post, refused, started
 from tests.process.test_kill import ORACLE, body
 
 
@@ -15,14 +15,16 @@ async def test_first_one_drains():
     """K1: eight live streams finish, new connections are refused, the exit code is 0."""
     requests = [body(number, 30, stream=True) for number in range(8)]
     async with (
-        started(WORKER, "--tick", 0.02) as worker,
+        started(WORKER) as worker,
         started(RELAY, "serve", "--port", 0, "--worker-urls", worker.url) as relay,
     ):
+        await post(worker, "/pause_generation", {"mode": "in_place"})
         calls = [await Call.post(relay, request) for request in requests]
-        for call in calls:
-            await call.read(events=1)
+        while (await get(relay, "/workers"))["workers"][0]["load"] < len(calls):
+            pass
         relay.process.terminate()
         await refused(relay)
+        await post(worker, "/continue_generation", {})
         for request, call in zip(requests, calls, strict=True):
             seen = Observed(Scenario(json.dumps(request).encode()), await call.rest())
             laws.equivalence(seen, ORACLE)

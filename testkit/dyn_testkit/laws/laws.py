@@ -126,7 +126,8 @@ def _ended(attempt: Attempt, seen: Observed) -> bool:
     answer, streaming = attempt.answer, seen.scenario.streaming
     if answer.complete or (streaming and b"[DONE]" in answer.events()):
         return True
-    alone = (seen.request.get("sampling_params") or {}).get("n", 1) <= 1
+    ids = seen.request.get("input_ids") or [0]
+    alone = (seen.request.get("sampling_params") or {}).get("n", 1) <= 1 and isinstance(ids[0], int)
     return alone and sample(answer, streaming=streaming) is not None
 
 
