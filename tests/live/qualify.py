@@ -137,7 +137,7 @@ async def _stop_scheduler(engine: StockServer) -> None:
 
 
 async def kill_twice(lab: Lab, outcome: Outcome) -> None:
-    """Three engines; the busiest is killed, and later the busier one of the two that are left."""
+    """Three engines; the busiest is killed, and soon after its streams have moved, the busier of the others."""
     engines = await lab.engines("abc")
     references = await lab.references(_plans(lab))
     async with trio.open_nursery() as nursery:
@@ -146,12 +146,15 @@ async def kill_twice(lab: Lab, outcome: Outcome) -> None:
         victims: list[StockServer] = []
 
         async def kill_two() -> None:
-            for tokens in (20, TOKENS // 2):
-                await watch.until(_reached(tokens))
-                victims.append(await busiest(relay.url, [engine for engine in engines if engine not in victims]))
-                victims[-1].kill()
+            victims.append(await busiest(relay.url, engines))
+            victims[0].kill()
+            await _until_migrating(relay.url)
+            progress = sum(watch.tokens.values()) + 8 * BEGUN
+            await watch.until(lambda seen: sum(seen.tokens.values()) >= progress or len(seen.ended) == STREAMS)
+            victims.append(await busiest(relay.url, [engine for engine in engines if engine not in victims]))
+            victims[1].kill()
 
-        records = await strike_during(relay.url, _load(lab, "kill-twice"), started(1), kill_two, outcome, watch)
+        records = await strike_during(relay.url, _load(lab, "kill-twice"), started(1, 20), kill_two, outcome, watch)
         _keep(lab, "kill-twice", records)
         await judge(relay.url, records, references, outcome)
         rows = _read_trace(lab, "kill-twice", STREAMS, outcome)
@@ -247,11 +250,6 @@ MATRIX = {
 }
 
 
-def _reached(tokens: int) -> Callable[[Watch], bool]:
-    """Every SSE stream has so many tokens, or the load is over."""
-    return lambda watch: started(BEGUN, tokens)(watch) or len(watch.ended) == STREAMS
-
-
 def _plans(lab: Lab) -> list[Plan]:
     return lab.plans(STREAMS, TOKENS)
 
@@ -269,6 +267,15 @@ async def _until_unhealthy(relay: str, url: str) -> None:
                 if not all(each["is_healthy"] for each in workers if each["url"].rstrip("/") == url):
                     return
                 await trio.sleep(0.1)
+
+
+async def _until_migrating(relay: str) -> None:
+    async with load.client() as http:
+        with trio.fail_after(30):
+            while True:
+                if load.total(await load.metrics(http, relay), "dyn_relay_migrations_total"):
+                    return
+                await trio.sleep(0.02)
 
 
 def _keep(lab: Lab, name: str, records: dict[str, Record]) -> None:

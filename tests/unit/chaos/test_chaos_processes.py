@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from dyn_chaos import processes
-from dyn_chaos.engines import Server
+from dyn_chaos.engines import Server, StockServer
 from dyn_chaos.processes import LISTENING, Child, NotReady
 
 WAIT = "import signal, sys; print('listening on http://127.0.0.1:9', flush=True); signal.pause()"
@@ -92,3 +92,20 @@ async def test_mapped_files_are_found(tmp_path: Path) -> None:
 
 def test_a_process_that_is_gone_has_no_title() -> None:
     assert processes.title(2**22 + 1) == ""
+
+
+async def test_a_stock_engine_dies_whole_but_for_what_tidies_up_after_it(tmp_path: Path) -> None:
+    # Put together there, so that only the child's own title has the word.
+    tracked = FAMILY.replace('signal.pause()"]', 'signal.pause()", "resource" + "_tracker"]')
+    segment = tmp_path / "sglang_loads"
+    segment.write_bytes(b"")
+    async with trio.open_nursery() as nursery:
+        nursery.cancel_scope.deadline = trio.current_time() + 20  # a leader that is spared would never end
+        child = await start(nursery, tmp_path, tracked)
+        [tracker] = [pid for pid in processes.group(child.pid) if pid != child.pid]
+        await StockServer("http://x", child, 0, 0, frozenset({segment})).stop()
+        assert not child.alive
+        assert "resource_tracker" in processes.title(tracker)
+        assert not segment.exists()
+        child.kill()
+    assert not nursery.cancel_scope.cancelled_caught
