@@ -233,7 +233,7 @@ CASES: dict[str, Callable[[Lab, Outcome], Awaitable[None]]] = {
     "untouched": untouched,
     "stop-scheduler": partial(_death, name="stop-scheduler", strike=_stop_scheduler, flags=SILENCE, at=60),
     "kill-detokenizer": partial(_death, name="kill-detokenizer", strike=_kill_detokenizer, flags=SILENCE),
-    "lying-probe": partial(_death, name="lying-probe", strike=_kill_detokenizer, flags=LYING, at=8),
+    "lying-probe": partial(_death, name="lying-probe", strike=_stop_scheduler, flags=LYING, at=8),
     "kill-scheduler": partial(_death, name="kill-scheduler", strike=_kill_scheduler, at=30),
     "drain": drain,
     "kill-group": partial(_death, name="kill-group", strike=_kill_group),
