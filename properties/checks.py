@@ -22,7 +22,7 @@ def equivalence(backend):
 def admission(backend):
     def check(judged, scenario):
         body, reason = judged
-        seen = backend.observe(laws.Scenario(body, scenario.blows, scenario.dialects, scenario.cuts))
+        seen = backend.observe(laws.Scenario(body, scenario.faults, scenario.dialects, scenario.fragmentation))
         laws.admission(seen, reason)
         return seen
 
@@ -61,7 +61,7 @@ def passthrough(backend):
 
     def check(judged, scenario):
         body, reason = judged
-        seen = backend.observe(laws.Scenario(body, (), scenario.dialects, scenario.cuts))
+        seen = backend.observe(laws.Scenario(body, (), scenario.dialects, scenario.fragmentation))
         ours = not seen.scenario.streaming or "rid" not in seen.request
         laws.passthrough(seen, rewritten=ours and not reason)
         return seen

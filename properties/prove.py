@@ -16,7 +16,9 @@ from dyn_testkit.laws import Observed, Sometimes
 
 #: DYN_SEED=N replays a run.
 SEED = int(os.environ.get("DYN_SEED") or random.SystemRandom().getrandbits(32))
-EXAMPLES = int(os.environ.get("DYN_EXAMPLES") or 512)
+#: DYN_EXAMPLES=N makes a shorter (or longer) run; a shorter one need not meet every goal.
+ENOUGH = 512
+EXAMPLES = int(os.environ.get("DYN_EXAMPLES") or ENOUGH)
 
 _SETTINGS = settings(
     max_examples=EXAMPLES,
@@ -44,4 +46,5 @@ def prove(check: Callable[..., Observed], *strategies: SearchStrategy[Any], some
         goals.watch(check(*values))
 
     for_all(watched, *strategies)
-    goals.verify()
+    if EXAMPLES >= ENOUGH:
+        goals.verify()

@@ -108,7 +108,7 @@ class Simulated:
         return trio.run(partial(self._observe, scenario), clock=MockClock(autojump_threshold=0))
 
     async def _observe(self, scenario):
-        network = SimNetwork(1, scenario.cuts)
+        network = SimNetwork(1, scenario.fragmentation)
         stage = Stage(network, [scenario.dialect(number) for number in range(4)], OPTIONS, "w{}", 30000)
         with _directed(stage):
             async with proxied(network, stage, "proxy", 30000, **self._config) as level:

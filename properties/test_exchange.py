@@ -29,7 +29,7 @@ def test_equivalence_after_engine_errors(exchange):
     """What an engine says of itself (an abort with a code) is a failed attempt like any other."""
     whats = (faults.CLOSE, faults.abort_event(500), faults.abort_event(502))
     where = st.builds(faults.at_token, st.integers(0, some.MAX_TOKENS))
-    scenarios = some.scenarios(blow=some.blows(whats, where=where))
+    scenarios = some.scenarios(plan=some.plans(whats, where=where))
     prove(checks.equivalence(exchange), scenarios, sometimes=["three kills in one request", "continued twice"])
 
 
@@ -61,6 +61,6 @@ def test_passthrough(exchange):
 
 def test_no_false_success(exchange):
     """A2, C5: nobody is left; no client takes what came for an answer."""
-    blows = st.one_of(some.hopeless(), some.hopeless(), some.blows())
+    plan = st.one_of(some.hopeless(), some.hopeless(), some.plans())
     goals = ["nobody left", "stream", "unary", "continued"]
-    prove(checks.no_false_success(exchange), some.scenarios(blow=blows), st.just(0), sometimes=goals)
+    prove(checks.no_false_success(exchange), some.scenarios(plan=plan), st.just(0), sometimes=goals)

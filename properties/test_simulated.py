@@ -38,15 +38,15 @@ def test_every_law_under_other_deaths(simulated):
         st.sampled_from((faults.AFTER_LAST_TOKEN, faults.AFTER_FINISH)),
         st.sampled_from((faults.KILL_WORKER, faults.STALL, faults.GARBAGE)),
     )
-    blow = st.one_of(among_tokens, at_head, late)
-    blows = st.integers(0, 3).flatmap(lambda count: st.tuples(*[blow] * count))
+    fault = st.one_of(among_tokens, at_head, late)
+    plan = st.integers(0, 3).flatmap(lambda count: st.tuples(*[fault] * count))
     goals = ["nothing happens", "three kills in one request", "continued twice", "dialect changed across a cut"]
-    prove(checks.everything(simulated), some.scenarios(blow=blows), sometimes=goals)
+    prove(checks.everything(simulated), some.scenarios(plan=plan), sometimes=goals)
 
 
 def test_no_false_success(simulated):
     """A2, C5: nobody is left; no client takes what came for an answer, nor any part of it."""
-    blows = st.one_of(some.hopeless(), some.hopeless(), some.blows())
+    plan = st.one_of(some.hopeless(), some.hopeless(), some.plans())
     goals = ["nobody left", "stream", "unary", "continued"]
     kept = st.integers(0, 100_000)
-    prove(checks.no_false_success(simulated), some.scenarios(blow=blows), kept, sometimes=goals)
+    prove(checks.no_false_success(simulated), some.scenarios(plan=plan), kept, sometimes=goals)

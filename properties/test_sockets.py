@@ -23,7 +23,7 @@ def sockets():
 
 
 def scenarios(**strategies):
-    return some.scenarios(cuts=st.just(WHOLE), **strategies)
+    return some.scenarios(fragmentation=st.just(WHOLE), **strategies)
 
 
 def test_equivalence(sockets):
@@ -55,9 +55,9 @@ def test_passthrough(sockets):
 
 def test_no_false_success(sockets):
     """A2, C5: nobody is left; no client takes what came for an answer, nor any part of it."""
-    blows = st.one_of(some.hopeless(), some.hopeless(), some.blows())
+    plan = st.one_of(some.hopeless(), some.hopeless(), some.plans())
     goals = ["nobody left", "stream", "unary", "continued"]
-    prove(checks.no_false_success(sockets), scenarios(blow=blows), st.integers(0, 100_000), sometimes=goals)
+    prove(checks.no_false_success(sockets), scenarios(plan=plan), st.integers(0, 100_000), sometimes=goals)
 
 
 def test_exactly_once(sockets):

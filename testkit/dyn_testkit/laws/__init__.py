@@ -1,9 +1,9 @@
 """The laws of a router that lets generations outlive their workers, for any backend and any router.
 
-A law is a plain function of `Observed`: a request, the blows that fell on its attempts, and what the client and the
+A law is a plain function of `Observed`: a request, the faults of its attempts, and what the client and the
 workers saw. A `Backend` makes the observation::
 
-    seen = backend.observe(Scenario(body, blows=((faults.at_token(3), faults.CLOSE),), dialects=("incremental",)))
+    seen = backend.observe(Scenario(body, faults=((faults.at_token(3), faults.CLOSE),), dialects=("incremental",)))
     laws.equivalence(seen, oracle)
 
 `levels` has two backends ready: a format's exchange without I/O, and any router that is reached over HTTP with a
@@ -23,7 +23,7 @@ from dyn_testkit.laws.laws import (
     truncation,
 )
 from dyn_testkit.laws.numbers import join_rows, left_of, rows_survive, split_rows
-from dyn_testkit.laws.observed import Attempt, Backend, Blow, Observed, Scenario
+from dyn_testkit.laws.observed import Attempt, Backend, Observed, Planned, Scenario
 from dyn_testkit.laws.sometimes import GOALS, NeverHappened, Sometimes
 from dyn_testkit.laws.stage import Stage
 
@@ -31,9 +31,9 @@ __all__ = [
     "GOALS",
     "Attempt",
     "Backend",
-    "Blow",
     "NeverHappened",
     "Observed",
+    "Planned",
     "Scenario",
     "Sometimes",
     "Stage",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -124,7 +125,7 @@ class _Drive:
                 exchange.body(response.body, now())
             return
         splitter = Splitter(_MAX_EVENT)
-        for piece in _pieces(response.body, self._scenario.cuts):
+        for piece in _pieces(response.body, self._scenario.fragmentation):
             self._client.body += exchange.feed(splitter.feed(piece), now())
             if exchange.end is not None:
                 return
@@ -148,15 +149,15 @@ class _Drive:
             client.status, client.body, client.complete = answer.status, answer.body, True
 
 
-def _pieces(data: bytes, cuts: Fragmentation) -> list[bytes]:
-    sizes = [*cuts.sizes, *([cuts.largest] * (len(data) // cuts.largest + 1) if cuts.largest else [len(data) or 1])]
+def _pieces(data: bytes, how: Fragmentation) -> list[bytes]:
+    """The data cut as a network would cut it: the listed sizes first, then pieces of the largest size."""
     found: list[bytes] = []
-    at = 0
-    for size in sizes:
-        if at < len(data):
-            found.append(data[at : at + size])
-            at += size
-    return found if at >= len(data) else [*found, data[at:]]
+    at, sizes = 0, iter(how.sizes)
+    while at < len(data):
+        size = next(sizes, how.largest or len(data))
+        found.append(data[at : at + size])
+        at += size
+    return found
 
 
 #: Rows that the router wrote since it was last asked, and what must be 0 by now. Comes back when all is over.
@@ -164,7 +165,10 @@ Evidence = Callable[[], Awaitable[tuple[Sequence[Mapping[str, Any]], Mapping[str
 
 
 class RouterLevel:
-    """A whole router, reached over HTTP, in front of a stage's workers; router and workers are run by somebody else."""
+    """A whole router, reached over HTTP, in front of a stage's workers; router and workers are run by somebody else.
+
+    A `Backend` from within a loop: `observe` is awaited.
+    """
 
     def __init__(self, network: Network, url: str, stage: Stage, evidence: Evidence | None = None) -> None:
         """`url`: the router's. `evidence`: how to ask it what it did; None if it cannot be asked."""
@@ -185,6 +189,4 @@ class RouterLevel:
 
 def other(scenario: Scenario, *, stream: bool) -> Scenario:
     """The same scenario for a client that does (or does not) stream."""
-    import json
-
     return replace(scenario, body=json.dumps({**scenario.request, "stream": stream}).encode())

@@ -18,7 +18,7 @@ from dyn_testkit.simnet import WHOLE, Fragmentation
 from dyn_testkit.worker import Dialect
 
 #: What happens to one attempt; None: nothing.
-Blow = tuple[Where, What] | None
+Planned = tuple[Where, What] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class Scenario:
     #: The client's body, as it is sent.
     body: bytes
     #: What happens to the i-th attempt that reaches a worker; attempts beyond the list live.
-    blows: tuple[Blow, ...] = ()
+    faults: tuple[Planned, ...] = ()
     #: How the worker of the i-th attempt streams; the last one counts for all further attempts.
     dialects: tuple[Dialect, ...] = ("cumulative",)
     #: How bytes are cut on their way (where the level can do that).
-    cuts: Fragmentation = WHOLE
+    fragmentation: Fragmentation = WHOLE
     #: The router knows what its workers say of themselves (where the level can choose).
     introduced: bool = True
 
@@ -51,9 +51,9 @@ class Scenario:
         """The dialect of an attempt's worker."""
         return self.dialects[min(attempt, len(self.dialects) - 1)]
 
-    def blow(self, attempt: int) -> Blow:
+    def fault(self, attempt: int) -> Planned:
         """What happens to an attempt."""
-        return self.blows[attempt] if attempt < len(self.blows) else None
+        return self.faults[attempt] if attempt < len(self.faults) else None
 
 
 @dataclass(slots=True)
@@ -63,9 +63,9 @@ class Attempt:
     #: The body that the worker got.
     body: bytes
     dialect: Dialect
-    blow: Blow = None
-    #: The blow has fallen.
-    struck: bool = False
+    fault: Planned = None
+    #: The fault has happened.
+    fired: bool = False
     #: The bytes that the worker sent back; what of it arrived is another matter (a reset drops what is on its way).
     wire: bytes = b""
 
@@ -110,16 +110,16 @@ class Observed:
         return before is not None and not before.wire and before.body == self.attempts[attempt].body
 
     @property
-    def all_struck(self) -> bool:
+    def all_fired(self) -> bool:
         """No attempt was left alone."""
-        return all(attempt.struck for attempt in self.attempts)
+        return all(attempt.fired for attempt in self.attempts)
 
     def __str__(self) -> str:
         """For the message of a law that does not hold."""
         lines = [f"  {self.scenario!r}"]
         for number, attempt in enumerate(self.attempts):
-            struck = "struck" if attempt.struck else "left alone"
-            lines.append(f"  attempt {number}, {attempt.dialect}, {struck}: {attempt.body.decode('utf-8', 'replace')}")
+            fired = "its fault fired" if attempt.fired else "left alone"
+            lines.append(f"  attempt {number}, {attempt.dialect}, {fired}: {attempt.body.decode('utf-8', 'replace')}")
         got = self.response
         ended = "complete" if got.complete else got.broken or "incomplete"
         lines.append(f"  the client got {got.status}, {ended}: {got.body[-600:]!r}")
@@ -130,4 +130,4 @@ class Backend(Protocol):
     """Anything that answers requests while its workers fail."""
 
     def observe(self, scenario: Scenario) -> Observed:
-        """Send the request, let the blows fall, and come back when all is over."""
+        """Send the request, let the faults happen, and come back when all is over."""

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for scenarios. They shrink to fewer and earlier blows, whole reads, shorter prompts."""
+"""Hypothesis strategies for scenarios. They shrink to fewer and earlier faults, whole reads, shorter prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dyn_testkit import faults
 from dyn_testkit.engine import Model, Sampling, generate
 from dyn_testkit.faults import What, Where
 from dyn_testkit.laws.answers import DIALECTS
-from dyn_testkit.laws.observed import Blow, Scenario
+from dyn_testkit.laws.observed import Planned, Scenario
 from dyn_testkit.simnet import Fragmentation
 from dyn_testkit.strategies import fragmentations, requests
 from dyn_testkit.worker import Dialect
@@ -96,12 +96,12 @@ def spots(max_tokens: int = MAX_TOKENS) -> st.SearchStrategy[Where]:
     )
 
 
-def blows(
+def plans(
     whats: tuple[What, ...] = CUTS, most: int = 3, where: st.SearchStrategy[Where] | None = None
-) -> st.SearchStrategy[tuple[Blow, ...]]:
+) -> st.SearchStrategy[tuple[Planned, ...]]:
     """What happens to the first attempts of a request; the next one lives."""
-    blow = st.tuples(spots() if where is None else where, st.sampled_from(whats))
-    return st.sampled_from(range(most + 1)).flatmap(lambda count: st.tuples(*[blow] * count))
+    fault = st.tuples(spots() if where is None else where, st.sampled_from(whats))
+    return st.sampled_from(range(most + 1)).flatmap(lambda count: st.tuples(*[fault] * count))
 
 
 def dialects(most: int = 4) -> st.SearchStrategy[tuple[Dialect, ...]]:
@@ -111,22 +111,22 @@ def dialects(most: int = 4) -> st.SearchStrategy[tuple[Dialect, ...]]:
 
 def scenarios(
     body: st.SearchStrategy[bytes] | None = None,
-    blow: st.SearchStrategy[tuple[Blow, ...]] | None = None,
-    cuts: st.SearchStrategy[Fragmentation] | None = None,
+    plan: st.SearchStrategy[tuple[Planned, ...]] | None = None,
+    fragmentation: st.SearchStrategy[Fragmentation] | None = None,
 ) -> st.SearchStrategy[Scenario]:
-    """Requests under blows."""
+    """Requests under faults."""
     return st.builds(
         Scenario,
         bodies() if body is None else body,
-        blows() if blow is None else blow,
+        plans() if plan is None else plan,
         dialects(),
-        fragmentations() if cuts is None else cuts,
+        fragmentations() if fragmentation is None else fragmentation,
         st.booleans(),
     )
 
 
-def hopeless(limit: int = 3) -> st.SearchStrategy[tuple[Blow, ...]]:
-    """Blows on every attempt that a router may make, before the answer is out."""
+def hopeless(limit: int = 3) -> st.SearchStrategy[tuple[Planned, ...]]:
+    """Faults on every attempt that a router may make, before the answer is out."""
     early = st.one_of(
         st.builds(faults.at_token, st.integers(0, 3)),
         st.just(faults.AT_HEAD),

@@ -16,17 +16,17 @@ class NeverHappened(AssertionError):
     """A listed event did not happen in the whole run."""
 
 
-def _struck(*spots: Spot) -> Callable[[Observed], bool]:
+def _fired(*spots: Spot) -> Callable[[Observed], bool]:
     return lambda seen: any(at(attempt) in spots for attempt in seen.attempts)
 
 
 def at(attempt: Attempt) -> Spot | None:
-    """Where an attempt was struck; None if it was not."""
-    return attempt.blow[0].spot if attempt.struck and attempt.blow is not None else None
+    """Where an attempt's fault fired; None if none did."""
+    return attempt.fault[0].spot if attempt.fired and attempt.fault is not None else None
 
 
 def _kills(count: int) -> Callable[[Observed], bool]:
-    return lambda seen: sum(attempt.struck for attempt in seen.attempts) >= count
+    return lambda seen: sum(attempt.fired for attempt in seen.attempts) >= count
 
 
 def _other_dialect(seen: Observed) -> bool:
@@ -45,18 +45,18 @@ def _finished_with(kind: str) -> Callable[[Observed], bool]:
 
 #: Every known goal: its name and how to tell that it happened.
 GOALS: dict[str, Callable[[Observed], bool]] = {
-    "nothing happens": lambda seen: not any(attempt.struck for attempt in seen.attempts),
+    "nothing happens": lambda seen: not any(attempt.fired for attempt in seen.attempts),
     "one kill": _kills(1),
     "two kills in one request": _kills(2),
     "three kills in one request": _kills(3),
-    "killed before any byte": _struck(Spot.AT_HEAD),
-    "killed between two tokens": _struck(Spot.AT_TOKEN),
-    "cut inside a chunk-size line": _struck(Spot.INSIDE_CHUNK_SIZE),
-    "cut inside JSON": _struck(Spot.INSIDE_JSON),
-    "killed between last token and finish": _struck(Spot.AFTER_LAST_TOKEN),
-    "killed between finish and [DONE]": _struck(Spot.AFTER_FINISH),
-    "killed between [DONE] and the last chunk": _struck(Spot.BEFORE_LAST_CHUNK),
-    "killed after the answer": _struck(Spot.AFTER_DONE),
+    "killed before any byte": _fired(Spot.AT_HEAD),
+    "killed between two tokens": _fired(Spot.AT_TOKEN),
+    "cut inside a chunk-size line": _fired(Spot.INSIDE_CHUNK_SIZE),
+    "cut inside JSON": _fired(Spot.INSIDE_JSON),
+    "killed between last token and finish": _fired(Spot.AFTER_LAST_TOKEN),
+    "killed between finish and [DONE]": _fired(Spot.AFTER_FINISH),
+    "killed between [DONE] and the last chunk": _fired(Spot.BEFORE_LAST_CHUNK),
+    "killed after the answer": _fired(Spot.AFTER_DONE),
     "continued": lambda seen: any(seen.resumed(number) for number in range(len(seen.attempts))),
     "continued twice": lambda seen: len({seen.resumed(number) for number in range(len(seen.attempts))} - {0}) > 1,
     "begun again, nothing was delivered": lambda seen: len(seen.attempts) > 1 and not seen.resumed(1),
@@ -65,9 +65,9 @@ GOALS: dict[str, Callable[[Observed], bool]] = {
     "stop token delivered, finish lost": _finished_with("stop"),
     "stream": lambda seen: seen.scenario.streaming,
     "unary": lambda seen: not seen.scenario.streaming,
-    "nobody left": lambda seen: seen.all_struck and not _finished_here(seen),
+    "nobody left": lambda seen: seen.all_fired and not _finished_here(seen),
     "no token asked for": lambda seen: seen.request["sampling_params"].get("max_new_tokens") == 0,
-    "one byte a read": lambda seen: seen.scenario.cuts.largest == 1,
+    "one byte a read": lambda seen: seen.scenario.fragmentation.largest == 1,
     "logprobs of the prompt": lambda seen: b'"input_token_logprobs":[[' in seen.response.body,
     "cached tokens": lambda seen: b'"cached_tokens_details":{' in seen.response.body,
 }

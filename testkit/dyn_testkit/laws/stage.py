@@ -1,4 +1,4 @@
-"""The workers of a scenario: mock workers that are struck attempt by attempt, and remember what they saw and said.
+"""The workers of a scenario: mock workers that fail attempt by attempt, and remember what they saw and said.
 
 One scenario at a time. A router in front of the stage may choose its workers as it likes; if its choice can be steered,
 `Stage.pick` gives it the worker whose dialect the scenario wants next.
@@ -6,14 +6,15 @@ One scenario at a time. A router in front of the stage may choose its workers as
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import trio
 
 from dyn_relay.net import Connection, Listener, Network
-from dyn_testkit.engine import EMPTY, mix
-from dyn_testkit.faults import Fault, FaultPlan, Seen
+from dyn_testkit.engine import EMPTY, Model, Sampling, generate, mix
+from dyn_testkit.faults import Fault, FaultPlan, Kind, Seen, Spot, What, Where
 from dyn_testkit.laws.observed import Attempt, Scenario
 from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
 
@@ -79,10 +80,10 @@ class _Part(FaultPlan):
 
     def for_request(self, seen: Seen) -> Fault | None:
         attempt = self._attempts[seen.index] = self._stage.enter(self._number, seen)
-        return None if attempt.blow is None else Fault(*attempt.blow)
+        return None if attempt.fault is None else Fault(*attempt.fault)
 
     def record(self, fault: Fault, seen: Seen) -> None:
-        self._attempts[seen.index].struck = True
+        self._attempts[seen.index].fired = True
         super().record(fault, seen)
 
 
@@ -138,7 +139,10 @@ class Stage:
         """A worker has read a generation: the next attempt."""
         worker, scenario, count = self.workers[number], self._scenario, len(self._entered)
         connection = self._taps[number].connections[worker.generates[seen.index].connection]
-        attempt = Attempt(seen.body, worker.options.dialect, scenario.blow(count))
+        fault = scenario.fault(count)
+        if fault is not None and _too_late(fault, worker.options.model, seen.body):
+            fault = None
+        attempt = Attempt(seen.body, worker.options.dialect, fault)
         self._entered.append((attempt, connection, len(connection.sent)))
         return attempt
 
@@ -159,3 +163,13 @@ class Stage:
     def quiet(self) -> bool:
         """No worker is generating."""
         return not any(worker.live for worker in self.workers)
+
+
+def _too_late(fault: tuple[Where, What], model: Model, body: bytes) -> bool:
+    """No engine aborts what has finished: the event with this token has the finish in it."""
+    where, what = fault
+    if what.kind is not Kind.ABORT_EVENT or where.spot is not Spot.AT_TOKEN:
+        return False
+    sent = json.loads(body)
+    steps = generate(model, sent["input_ids"], Sampling.parse(sent.get("sampling_params") or {}))
+    return where.token >= sum(1 for _ in steps)

@@ -28,8 +28,8 @@ REQUEST = {
 CUT = (faults.at_token(3), faults.CLOSE)
 
 
-def scenario(*blows, dialects=("incremental",), **fields):
-    return Scenario(json.dumps(REQUEST | fields).encode(), blows, dialects)
+def scenario(*plan, dialects=("incremental",), **fields):
+    return Scenario(json.dumps(REQUEST | fields).encode(), plan, dialects)
 
 
 class Tampered:
