@@ -109,6 +109,12 @@ class Config:
     migration_max_seq_len: int | None = _option(
         MIGRATION, None, "Longest sequence (prompt + delivered tokens) that is still continued; unset = any.", minimum=1
     )
+    busy_patience_secs: float = _option(
+        MIGRATION,
+        60.0,
+        "How long a request that has tokens already waits for a worker whose queue is not full.",
+        minimum=0,
+    )
     on_abort: OnAbort = _option(
         MIGRATION, "relay", "What to do when an engine says that somebody aborted the request: relay it, or resume."
     )

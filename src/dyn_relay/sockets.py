@@ -235,7 +235,7 @@ class SocketNetwork:
         peer = f"{host}:{port}"
         try:
             sock = await _dial(host, port)
-        except OSError as exc:
+        except (OSError, UnicodeError) as exc:  # the latter: a host name that cannot be encoded
             raise ConnectFailed(f"{peer}: {describe(exc)}") from exc
         if tls is None:
             return _adopt(sock, self._pump, peer)

@@ -182,8 +182,7 @@ async def test_request_timeout(autojump_clock):
         response = await w.ask(generate())
         assert not response.complete
         assert response.values()[-1]["error"]["reason"] == "request_timeout"
-        await w.quiet()
-        assert w.workers[0].live == 0
+        await until(lambda: not w.workers[0].live)
 
 
 async def test_stale_connections_are_no_deaths(autojump_clock):

@@ -117,7 +117,7 @@ def _url(request: Request) -> str:
 def _object(request: Request) -> dict[str, Any]:
     try:
         return msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, RecursionError) as exc:
         raise BadInput(f"body: {exc}") from None
 
 

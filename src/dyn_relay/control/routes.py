@@ -39,6 +39,8 @@ ROUTES: dict[str, Route] = {
     "/abort_request": Route({"POST": Endpoints.abort}, admin=True),
 }
 
+#: `OPTIONS *` asks the server itself.
+_SERVER = Route({})
 _NOT_ALLOWED = Answer(405, b'{"detail":"Method Not Allowed"}')
 
 
@@ -53,7 +55,7 @@ class Door:
     async def __call__(self, connection: ServerConnection, request: Request) -> None:
         """A `http11.server.Handler`."""
         path, name = _split(request.path)
-        route = ROUTES.get(path)
+        route = _SERVER if request.target == b"*" else ROUTES.get(path)
         answer = refusal(request, self._config, admin=route is not None and route.admin)
         if answer is None and route is None:
             await self._relay.serve(connection, request)

@@ -7,7 +7,7 @@ stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -127,15 +127,22 @@ class Watch:
         """Probe until `stop`."""
         try:
             with self._scope:
-                await self._examiner.learn(self.worker)
+                await self._survive(self._examiner.learn(self.worker))
                 while True:
                     self._wake = trio.Event()
-                    await self._probe()
+                    await self._survive(self._probe())
                     with trio.move_on_after(self._pause()):
                         await self._wake.wait()
         finally:
             self._ended = True
             self._asking.unpark_all()
+
+    async def _survive(self, work: Awaitable[None]) -> None:
+        """A defect met in probing one worker must not take the others' requests down."""
+        try:
+            await work
+        except Exception as exc:
+            log.error("a probe failed because of a defect of the proxy", worker=self.worker.id, exc_info=exc)
 
     def stop(self) -> None:
         """End the probing for good."""

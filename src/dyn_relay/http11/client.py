@@ -101,12 +101,17 @@ class Pool:
 
         Raises `ConnectFailed`, also when there is no connection within `connect_timeout`.
         """
+        upstream = None if fresh else self.take(origin)
+        return upstream or Upstream(self, origin, await self._dial(origin), reused=False)
+
+    def take(self, origin: Origin) -> Upstream | None:
+        """The newest idle connection to `origin` that still stands, if there is one."""
         self._sweep()
-        while not fresh and (connection := self._take(origin)) is not None:
+        while (connection := self._take(origin)) is not None:
             if connection.quiet():
                 return Upstream(self, origin, connection, reused=True)
             connection.close()
-        return Upstream(self, origin, await self._dial(origin), reused=False)
+        return None
 
     def keep(self, origin: Origin, connection: Connection) -> None:
         """Take back an idle connection (see `Upstream.release`)."""

@@ -36,6 +36,10 @@ class Origin:
             raise ValueError(f"{url!r}: credentials do not belong into the URL")
         if parts.query or parts.fragment or url.endswith(("?", "#")):
             raise ValueError(f"{url!r}: a query or fragment does not belong into the URL")
+        try:
+            parts.hostname.encode("idna")
+        except UnicodeError:
+            raise ValueError(f"{url!r}: no such host can exist") from None
         if port == 0:
             raise ValueError(f"{url!r}: port 0 cannot be connected to")
         tls = parts.scheme == "https"

@@ -45,7 +45,7 @@ def tidy(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     for name, value in event.items():
         if name in _SECRET:
             event[name] = "***"
-        elif isinstance(value, str) and len(value) > LONGEST:
+        elif name != "exception" and isinstance(value, str) and len(value) > LONGEST:
             event[name] = f"{value[:LONGEST]}... ({len(value)} characters)"
     return event
 

@@ -30,6 +30,9 @@ LARGE_BODY = 256 * 1024
 
 _KINDS = {End.REFUSED: Kind.REFUSED, End.BUSY: Kind.BUSY, End.FAILED: Kind.FAILED, End.GARBAGE: Kind.GARBAGE}
 
+#: Failures that are a whole, well-formed answer: the connection can serve another request.
+_ANSWERS = (Kind.REFUSED, Kind.UNFIT, Kind.BUSY, Kind.FAILED)
+
 
 class ClientGone(Exception):
     """The client closed its connection: nobody wants the answer any more."""
@@ -119,8 +122,11 @@ class Attempt:
 
     async def _dial(self, *, fresh: bool) -> Upstream:
         pool, origin = self._context.pool, self.worker.origin
+        upstream = None if fresh else pool.take(origin)
+        if upstream is not None:
+            return upstream
         with self._dialling if not self.sent else trio.CancelScope():
-            return await unless_gone(self._client, lambda: pool.acquire(origin, fresh=fresh))
+            return await unless_gone(self._client, lambda: pool.acquire(origin, fresh=True))
         raise Unwanted
 
     async def _converse(self, upstream: Upstream, outbound: Outbound, headers: Headers) -> Failure | None:
@@ -136,7 +142,7 @@ class Attempt:
         failure = await self._send(upstream, outbound, headers) or await self._read(upstream, reader)
         if failure is None and not reader.response.complete:
             await self._read_tail(upstream, reader)
-        if failure is None or failure.kind in (Kind.REFUSED, Kind.BUSY, Kind.FAILED):
+        if failure is None or failure.kind in _ANSWERS:
             upstream.release(reader.response)
         else:
             upstream.discard()
@@ -190,7 +196,7 @@ class Attempt:
         if reader.done:
             end = self._exchange.end
             if end in _KINDS:
-                return self._failure(_KINDS[end], self._phase(reader), self._exchange.detail)
+                return self._failure(self._kind(end), self._phase(reader), self._exchange.detail)
             if end is not None or reader.reading is Reading.OPAQUE:
                 return None
         if upstream.reused and not reader.response.bytes_seen:
@@ -239,6 +245,10 @@ class Attempt:
                     reader.response.feed(data)
             except (ConnectionBroken, BadResponse):
                 return
+
+    def _kind(self, end: End) -> Kind:
+        continued = self._exchange.delivered > self._exchange.attempt_tokens
+        return Kind.UNFIT if end is End.REFUSED and continued else _KINDS[end]
 
     def _phase(self, reader: AnswerReader) -> Phase:
         if self._exchange.attempt_tokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from dyn_relay.relay.failure import Failure
+from dyn_relay.relay.failure import Failure, Kind
 
 #: Seconds before the second attempt, doubled for each further one up to the cap; the first retry hardly waits, because
 #: the client's stream is silent meanwhile.
@@ -46,6 +46,20 @@ class AttemptBudget:
         if self.laps == 0 or not self.excluded:
             return None
         return replace(self, laps=self.laps - 1, excluded=frozenset())
+
+    @property
+    def busy(self) -> bool:
+        """Since the last failure that counts, some worker has said that it lives and is busy."""
+        for failure in reversed(self.history):
+            if failure.kind is Kind.BUSY:
+                return True
+            if failure.rule.counts:
+                return False
+        return False
+
+    def again(self) -> AttemptBudget:
+        """Every worker is excluded, but some are only busy: the budget for yet another lap."""
+        return replace(self, excluded=frozenset())
 
     def backoff(self, rng: random.Random) -> float:
         """Seconds to wait before the next attempt, jittered so that a dead worker's streams do not return in step."""

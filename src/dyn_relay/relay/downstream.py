@@ -17,7 +17,7 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 class Downstream:
     """One answer to one client, streamed or whole."""
 
-    __slots__ = ("_headers", "_verdict", "connection", "ended", "head_sent", "last_write", "status")
+    __slots__ = ("_headers", "_streamed", "_verdict", "connection", "ended", "head_sent", "last_write", "status")
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
@@ -25,12 +25,13 @@ class Downstream:
         self.head_sent = False
         #: The answer is complete on the wire.
         self.ended = False
-        #: What the client sees.
-        self.status = 200
+        #: What the client sees; 0 while it has seen nothing.
+        self.status = 0
         #: When the client last got a byte of a stream.
         self.last_write = trio.current_time()
         self._verdict = b"yes"
         self._headers: Headers | None = None
+        self._streamed = 200
 
     def judge(self, verdict: Verdict) -> None:
         """What the answer's header says."""
@@ -41,13 +42,14 @@ class Downstream:
         if self._headers is None:
             kept = end_to_end(headers)
             self._headers = kept if sized else [pair for pair in kept if pair[0] != b"content-length"]
-            self.status = status
+            self._streamed = status
 
     def wrap(self, body: bytes) -> bytes:
         """Body bytes of a stream as they go on the wire, the head before the first."""
         if self.head_sent:
             return self.connection.frame(body)
         self.head_sent = True
+        self.status = self._streamed
         headers = [*(self._headers or _EVENT_STREAM), (MIGRATABLE_HEADER, self._verdict)]
         return self.connection.head(self.status, headers) + self.connection.frame(body)
 

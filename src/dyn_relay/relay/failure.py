@@ -25,6 +25,7 @@ class Kind(enum.Enum):
     BUSY = "busy"  #: the engine says that its queue is full
     FAILED = "failed"  #: the engine says 5xx, as a status, an error event or an abort
     REFUSED = "refused"  #: the engine says 4xx
+    UNFIT = "unfit"  #: the engine says 4xx to a continuation: another one took this request, so it is this one's limit
     GARBAGE = "garbage"  #: broken HTTP framing, an event over the size limit, or not the format's language
 
 
@@ -81,6 +82,7 @@ RULES: dict[tuple[Kind, Phase], Rule] = {
     (Kind.FAILED, Phase.TOKENS): _FAILED,
     (Kind.REFUSED, Phase.ANSWERED): Rule(Action.RELAY),
     (Kind.REFUSED, Phase.TOKENS): Rule(Action.RELAY),
+    (Kind.UNFIT, Phase.ANSWERED): Rule(Action.REROUTE),
     (Kind.GARBAGE, Phase.SENT): _LOST,
     (Kind.GARBAGE, Phase.ANSWERED): _LOST,
     (Kind.GARBAGE, Phase.TOKENS): _LOST,

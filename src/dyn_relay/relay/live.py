@@ -7,7 +7,7 @@ rid would be aborted with it. Every rid made here is unrelated to all that are l
 from __future__ import annotations
 
 import random
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,7 @@ class LiveRequests:
         """A rid of 32 hexadecimal digits that is no prefix of a live one and extends none; not remembered."""
         while True:
             name = f"{self._rng.getrandbits(128):032x}"
-            if not self._related(name):
+            if name not in self._names and not self.related(name):
                 return name
 
     def remember(self, name: str) -> None:
@@ -71,8 +71,9 @@ class LiveRequests:
             return []
         return [request for rid, request in self._requests.items() if rid.startswith(prefix)]
 
-    def _related(self, name: str) -> bool:
-        at = bisect_left(self._ordered, name)
+    def related(self, name: str) -> bool:
+        """Is it a prefix of another live name, or an extension of one? An abort of the one would be both's."""
+        at = bisect_right(self._ordered, name)
         if at < len(self._ordered) and self._ordered[at].startswith(name):
             return True
         return any(name[:length] in self._names for length in range(1, len(name)))

@@ -13,6 +13,10 @@ from dyn_relay.relay.reader import AnswerReader
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("relay")
 
 
+#: Attempts that a log line lists, the last ones; the trace row has them all.
+SHOWN = 10
+
+
 class Outcome(enum.Enum):
     """How a logical request ended; the label in metrics, logs and trace rows."""
 
@@ -87,7 +91,8 @@ class RequestRecord:
     #: Why it is not migratable, or failed: a bounded label.
     reason: str = ""
     prompt_tokens: int = 0
-    completion_tokens: int = 0
+    #: None if the answer was only forwarded.
+    completion_tokens: int | None = 0
     cached_tokens: int | None = None
     ended: float = 0.0
 
@@ -130,10 +135,10 @@ def publish(record: RequestRecord, trace: TraceFile | None, budget_left: int) ->
         reason=record.reason,
         tokens=record.completion_tokens,
         attempts=len(record.attempts),
-        workers=[attempt.worker for attempt in record.attempts],
+        workers=[attempt.worker for attempt in record.attempts[-SHOWN:]],
         cuts=[
             f"{attempt.cause}@{attempt.resumed_from + attempt.tokens}"
-            for attempt in record.attempts
+            for attempt in record.attempts[-SHOWN:]
             if attempt.cause is not None
         ],
         closed_by=record.closed_by,

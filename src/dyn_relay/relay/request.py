@@ -28,6 +28,8 @@ _NOTHING_TO_COMPLETE = (Kind.CONNECT, Kind.BUSY, Kind.REFUSED)
 #: An abort is said again at this interval, in seconds, so many times, while its attempt goes on.
 ABORT_INTERVAL = 1.0
 ABORT_REPEATS = 5
+#: Failures that an error message lists, the last ones.
+HISTORY_SHOWN = 10
 #: Seconds. Poison kills when its prompt is processed.
 SUSPICION_WINDOW = 60.0
 
@@ -53,6 +55,10 @@ class LogicalRequest:
         #: The attempt in progress.
         self.current: Attempt | None = None
         self._last: Attempt | None = None
+        #: Since when all workers are busy or gone.
+        self._busy_since: float | None = None
+        #: The failure that the next token will have survived, for the metrics.
+        self._moving = ""
         #: Somebody asked for this request to be aborted.
         self.abort_wished = False
         self.record = RequestRecord(exchange.rid, path, exchange.streaming, context.wall(), trio.current_time())
@@ -133,8 +139,19 @@ class LogicalRequest:
                 return worker
             lap = self._budget.lap()
             if lap is None:
-                return None
+                if not self._patient():
+                    return None
+                lap = self._budget.again()
             self._budget = lap
+
+    def _patient(self) -> bool:
+        """Tokens are at stake and some worker is only busy: is there still time to ask again?"""
+        now = trio.current_time()
+        if not self._exchange.delivered or not self._budget.busy:
+            return False
+        if self._busy_since is None:
+            self._busy_since = now
+        return now < self._busy_since + self._context.config.busy_patience_secs
 
     async def _pick(self) -> Worker | None:
         fleet, exchange, excluded = self._context.fleet, self._exchange, self._budget.excluded
@@ -180,7 +197,15 @@ class LogicalRequest:
             context.fleet.lease(worker),
             context.fleet.trial(worker, fingerprint, proven=self._proven) as trial,
         ):
-            attempt = self.current = Attempt(context, exchange, self._downstream, worker, record.rid, trial.token)
+
+            def on_token() -> None:
+                trial.token()
+                self._busy_since = None
+                if self._moving:
+                    context.metrics.migrated(self._moving, record.resumed_from)
+                    self._moving = ""
+
+            attempt = self.current = Attempt(context, exchange, self._downstream, worker, record.rid, on_token)
             try:
                 failure = await attempt.run(self._headers)
                 record.cause, record.detail = (failure.kind.value, failure.detail) if failure else (None, "")
@@ -201,16 +226,25 @@ class LogicalRequest:
         Of a unary answer that is only forwarded no token is seen, though it may have had thousands: only an early death
         speaks against it.
         """
-        unseen = not self._exchange.verdict.migratable and not self._exchange.streaming
-        return failure.rule.suspicious and not (unseen and record.ended - record.started > SUSPICION_WINDOW)
+        late = self._unseen and record.ended - record.started > SUSPICION_WINDOW
+        return failure.rule.suspicious and not late
+
+    @property
+    def _unseen(self) -> bool:
+        """The answer is only forwarded: how many tokens it has is not known here."""
+        return not self._exchange.verdict.migratable and not self._exchange.streaming
 
     def _name(self) -> str:
-        """The rid for the next attempt: the client's own until a worker may know it, then fresh ones."""
-        if not self.attempt_rids:
+        """The rid for the next attempt: the client's own until a worker may know it, then fresh ones.
+
+        Also a fresh one if the client's own is a prefix of another live rid or extends one: SGLang matches aborts by
+        prefix, so that to abort one of the two attempts would be to abort both.
+        """
+        live = self._context.live
+        if not self.attempt_rids and not (self._exchange.verdict.migratable and live.related(self.rid)):
             return self.rid
-        name = self._context.live.fresh()
-        self._context.live.remember(name)
-        self._context.metrics.migrated(self._budget.history[-1].kind.value, self._exchange.delivered)
+        name = live.fresh()
+        live.remember(name)
         return name
 
     def _close(self, attempt: Attempt, record: AttemptRecord) -> None:
@@ -243,7 +277,9 @@ class LogicalRequest:
     def _leave(self) -> None:
         """Give the current attempt up: its worker, which may still live, is told to stop."""
         attempt, self.current = self.current, None
-        if attempt is not None and attempt.sent and self._native:
+        if attempt is None or not attempt.sent or not self._native:
+            return
+        if not self._context.live.related(attempt.rid):  # a related one is not migratable, and kept its name
             self._context.chores.start_soon(
                 tell, self._context, attempt.worker, self._context.format.abort(attempt.rid)
             )
@@ -270,6 +306,7 @@ class LogicalRequest:
         self._budget = self._budget.after(failure)
         reason = self._forbids(failure)
         if not reason:
+            self._moving = failure.kind.value if rule.counts else self._moving
             self._step(Step.CUT)
             return True
         if failure.kind is Kind.FAILED and not self._exchange.delivered:
@@ -341,7 +378,7 @@ class LogicalRequest:
         exchange, downstream = self._exchange, self._downstream
         in_stream = attempt.reader is not None and attempt.reader.reading is Reading.EVENTS
         if exchange.delivered or (downstream.head_sent and not in_stream):
-            await self._fail(502, "continuation_refused", str(failure))
+            await self._fail(_STATUS.get(failure.kind, 502), "no_survivor", self._history())
             return
         if exchange.streaming and in_stream:
             await downstream.send(downstream.finish(exchange.last_words()))
@@ -357,6 +394,8 @@ class LogicalRequest:
             await self._fail(503, "no_worker", "no worker is available")
         elif history[-1].kind in (Kind.BUSY, Kind.FAILED) and self._last is not None:
             await self._relay_engine(self._last, history[-1])
+        elif any(failure.kind is Kind.UNFIT for failure in history):
+            await self._fail(502, "continuation_refused", self._history())
         else:
             await self._fail(_STATUS.get(history[-1].kind, 502), "no_survivor", self._history())
 
@@ -371,7 +410,7 @@ class LogicalRequest:
         self._end(Step.FAIL, Outcome.FAILED, "proxy")
 
     def _history(self) -> str:
-        return "; ".join(map(str, self._budget.history))
+        return "; ".join(map(str, self._budget.history[-HISTORY_SHOWN:]))
 
     def _step(self, step: Step) -> None:
         self.state = advance(self.state, step)
@@ -381,7 +420,8 @@ class LogicalRequest:
         self._step(step)
         record, exchange, metrics = self.record, self._exchange, self._context.metrics
         record.outcome, record.closed_by, record.status = outcome, closed_by, self._downstream.status
-        record.prompt_tokens, record.completion_tokens = exchange.prompt_tokens, exchange.delivered
+        record.prompt_tokens = exchange.prompt_tokens
+        record.completion_tokens = None if self._unseen else exchange.delivered
         record.cached_tokens, record.ended = exchange.cached_tokens, trio.current_time()
         if self._native:
             metrics.request_ended(outcome.value, record.ttft, exchange.cached_tokens)

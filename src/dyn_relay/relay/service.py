@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import trio
+
 from dyn_relay.formats.base import Answer, NativeRequest, Rejected
 from dyn_relay.formats.opaque import OpaqueExchange
 from dyn_relay.http11.headers import Headers, get
@@ -9,6 +11,7 @@ from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.headers import native_headers, to_worker
 from dyn_relay.relay.orders import tell
+from dyn_relay.relay.record import Outcome, RequestRecord, publish
 from dyn_relay.relay.request import LogicalRequest
 
 _METHOD_NOT_ALLOWED = Answer(405, b'{"detail":"Method Not Allowed"}')
@@ -38,19 +41,31 @@ class Relay:
         try:
             exchange = context.format.open(native, context.live.fresh())
         except Rejected as rejected:
-            context.metrics.request_ended("rejected", None, None)
-            await _answer(connection, rejected.answer)
+            await self._reject(connection, path, rejected.answer, rejected.reason)
             return
         if exchange.rid in context.live:
-            context.metrics.request_ended("rejected", None, None)
-            await _answer(connection, context.format.duplicate(native, exchange.rid))
+            duplicate = context.format.duplicate(native, exchange.rid)
+            await self._reject(connection, path, duplicate, "rid", exchange.rid)
             return
         headers = native_headers(to_worker(request.headers, context.config))
         await self._run(LogicalRequest(context, connection, exchange, headers, path, native=True))
 
+    async def _reject(
+        self, connection: ServerConnection, path: str, answer: Answer, reason: str, rid: str = ""
+    ) -> None:
+        """Answer in the engine's words what the engine would not take, or would die of; no worker sees it."""
+        context, now = self._context, trio.current_time()
+        streaming = answer.content_type.startswith(b"text/event-stream")
+        record = RequestRecord(rid, path, streaming, context.wall(), now, migratable=False, reason=reason)
+        record.outcome, record.closed_by, record.status, record.ended = Outcome.REJECTED, "proxy", answer.status, now
+        context.metrics.request_ended(Outcome.REJECTED.value, None, None)
+        publish(record, context.trace, context.config.migration_limit)
+        await _answer(connection, answer)
+
     async def _bridge(self, connection: ServerConnection, request: Request) -> None:
         context = self._context
-        target = request.target.decode("ascii")
+        # Not the request line's own target: that may be in absolute form.
+        target = f"{request.path}?{request.query}" if b"?" in request.target else request.path
         content_type = get(request.headers, b"content-type") or b""
         exchange = OpaqueExchange(request.method, target, content_type, request.body, context.live.fresh())
         headers = to_worker(request.headers, context.config)
