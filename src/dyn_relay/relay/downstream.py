@@ -40,7 +40,8 @@ class Downstream:
     def take_head(self, status: int, headers: Headers, *, sized: bool) -> None:
         """The head for a streamed answer: the first worker's, end-to-end headers only; `sized` keeps content-length."""
         if self._headers is None:
-            kept = end_to_end(headers)
+            # A worker behind a relay of its own says what that one would rescue; here only our word counts.
+            kept = [pair for pair in end_to_end(headers) if pair[0] != MIGRATABLE_HEADER]
             self._headers = kept if sized else [pair for pair in kept if pair[0] != b"content-length"]
             self._streamed = status
 

@@ -56,7 +56,7 @@ class ErrorObject(msgspec.Struct):
     """The object under `error`; a plain string is the message alone."""
 
     message: str = ""
-    code: int = 400
+    code: int | None = 400
 
 
 _error = msgspec.json.Decoder(ErrorObject | str)
@@ -123,14 +123,19 @@ def fault(event: Delta | Whole) -> Fault:
     """The error that a `Kind.ERROR` event carries. Raises `Foreign`, `NotJson`."""
     if event.meta_info is not None and event.meta_info.finish_reason is not None:
         finish = event.meta_info.finish_reason
-        return Fault(finish.status_code or 500, finish.message or "")
+        return Fault(_status(finish.status_code), finish.message or "")
     return error_object(event.error)
 
 
 def error_object(error: bytes | Raw) -> Fault:
     """Read `{"message", "code"}` or a string. Raises `Foreign`, `NotJson`."""
     body = read(_error, error)
-    return Fault(400, body) if isinstance(body, str) else Fault(body.code, body.message)
+    return Fault(400, body) if isinstance(body, str) else Fault(_status(body.code), body.message)
+
+
+def _status(code: int | None) -> int:
+    """A code as the status of an error answer; what is none, 200 above all, must not read as success."""
+    return code if code is not None and 400 <= code <= 599 else 500
 
 
 def finish_type(event: Delta | Whole) -> str:

@@ -25,7 +25,8 @@ _fields = msgspec.json.Decoder(Fields)
 _rows = msgspec.json.Decoder(list[Raw])
 _encoder = msgspec.json.Encoder()
 
-_LITERAL = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b')
+#: A string first, so that the words inside one stay. An unterminated one ends with the data: each byte is looked at once.
+_LITERAL = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|-?\bInfinity\b|\bNaN\b', re.DOTALL)
 _SHIELDED = re.compile(rb'"\\u0000(-?Infinity|NaN)"')
 
 
@@ -58,7 +59,8 @@ def read(decoder: msgspec.json.Decoder[T], data: bytes | Raw) -> T:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError):
         pass
-    shielded = shield(bytes(data))
+    whole = bytes(data)
+    shielded = shield(whole) if b"NaN" in whole or b"Infinity" in whole else whole
     try:
         return decoder.decode(shielded)
     except msgspec.ValidationError as exc:
