@@ -25,7 +25,7 @@ _fields = msgspec.json.Decoder(Fields)
 _rows = msgspec.json.Decoder(list[Raw])
 _encoder = msgspec.json.Encoder()
 
-#: A string first, so that the words inside one stay. An unterminated one ends with the data: each byte is looked at once.
+#: A string first, so that the words inside one stay. An unterminated one ends with the data: no byte is read twice.
 _LITERAL = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|-?\bInfinity\b|\bNaN\b', re.DOTALL)
 _SHIELDED = re.compile(rb'"\\u0000(-?Infinity|NaN)"')
 
