@@ -9,10 +9,11 @@ from functools import wraps
 from typing import Any
 from zlib import crc32
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from dyn_testkit.laws import Observed, Sometimes
+from dyn_testkit.laws.scenarios import hard
 
 #: DYN_SEED=N replays a run.
 SEED = int(os.environ.get("DYN_SEED") or random.SystemRandom().getrandbits(32))
@@ -29,22 +30,30 @@ _SETTINGS = settings(
 )
 
 
-def for_all(check: Callable[..., None], *strategies: SearchStrategy[Any]) -> None:
-    """Run `check` on examples of one or two strategies. Raises what the smallest failing one raises."""
+def for_all(check: Callable[..., None], *strategies: SearchStrategy[Any], begin: Iterable[Any] = ()) -> None:
+    """Run `check` on examples of one or two strategies. Raises what the smallest failing one raises.
+
+    `begin`: examples of a single strategy that are tried first.
+    """
     # Hypothesis wants to see the names of the parameters.
-    example = (lambda scenario: check(scenario)) if len(strategies) == 1 else (lambda one, other: check(one, other))
-    example.__name__ = check.__qualname__.partition(".")[0].strip("<>")  # failures are remembered under this name
-    seed(SEED ^ crc32(check.__qualname__.encode()))(_SETTINGS(given(*strategies)(example)))()
+    test = (lambda scenario: check(scenario)) if len(strategies) == 1 else (lambda one, other: check(one, other))
+    test.__name__ = check.__qualname__.partition(".")[0].strip("<>")  # failures are remembered under this name
+    for value in begin:
+        test = example(value)(test)
+    seed(SEED ^ crc32(check.__qualname__.encode()))(_SETTINGS(given(*strategies)(test)))()
 
 
 def prove(check: Callable[..., Observed], *strategies: SearchStrategy[Any], sometimes: Iterable[str] = ()) -> None:
-    """`for_all`, where each check returns what it observed, and each goal must be met at least once."""
+    """`for_all`, where each check returns what it observed, and each goal must be met at least once.
+
+    Checks of one scenario begin with the hard cases.
+    """
     goals = Sometimes(sometimes)
 
     @wraps(check)
     def watched(*values: Any) -> None:
         goals.watch(check(*values))
 
-    for_all(watched, *strategies)
+    for_all(watched, *strategies, begin=hard() if len(strategies) == 1 else ())
     if EXAMPLES >= ENOUGH:
         goals.verify()

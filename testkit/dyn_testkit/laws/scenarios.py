@@ -13,7 +13,7 @@ from dyn_testkit.engine import Model, Sampling, generate
 from dyn_testkit.faults import What, Where
 from dyn_testkit.laws.answers import DIALECTS
 from dyn_testkit.laws.observed import Planned, Scenario
-from dyn_testkit.simnet import Fragmentation
+from dyn_testkit.simnet import WHOLE, Fragmentation
 from dyn_testkit.strategies import fragmentations, requests
 from dyn_testkit.worker import Dialect
 
@@ -123,6 +123,44 @@ def scenarios(
         fragmentations() if fragmentation is None else fragmentation,
         st.booleans(),
     )
+
+
+def hard(model: Model = MODEL) -> list[Scenario]:
+    """The hard cases, one by one: what every run should begin with."""
+    sampling: dict[str, Any] = {"max_new_tokens": 9, "temperature": 0}
+    request = {
+        "rid": "a",
+        "input_ids": [1, 2, 3],
+        "sampling_params": sampling,
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    fourth = list(generate(model, [1, 2, 3], Sampling.parse(sampling)))[3].token
+    stopping = {**sampling, "max_new_tokens": 50, "stop_token_ids": [fourth]}
+    one_place = (
+        faults.AT_HEAD,
+        faults.at_token(0),
+        faults.at_token(3),
+        faults.inside_chunk_size(2),
+        faults.inside_json(2, 40),
+        faults.AFTER_LAST_TOKEN,
+        faults.AFTER_FINISH,
+        faults.BEFORE_LAST_CHUNK,
+        faults.AFTER_DONE,
+    )
+    cases: list[tuple[dict[str, Any], tuple[Planned, ...], Fragmentation]] = [
+        ({}, (), WHOLE),
+        *(({}, ((where, faults.CLOSE),), WHOLE) for where in one_place),
+        ({}, ((faults.at_token(2), faults.CLOSE),) * 3, Fragmentation(1)),
+        ({"sampling_params": stopping}, ((faults.AFTER_LAST_TOKEN, faults.CLOSE),), WHOLE),
+        ({"sampling_params": {**sampling, "max_new_tokens": 0}}, ((faults.AT_HEAD, faults.CLOSE),), WHOLE),
+    ]
+    return [
+        Scenario(json.dumps({**request, **fields, "stream": stream}).encode(), plan, spoken, how)
+        for fields, plan, how in cases
+        for stream in (True, False)
+        for spoken in (DIALECTS, DIALECTS[::-1])
+    ]
 
 
 def hopeless(limit: int = 3) -> st.SearchStrategy[tuple[Planned, ...]]:
