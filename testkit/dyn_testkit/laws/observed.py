@@ -23,7 +23,7 @@ Planned = tuple[Where, What] | None
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One request and what shall happen to it. Its repr is an expression that makes it again."""
+    """One request and what shall happen to it."""
 
     #: The client's body, as it is sent.
     body: bytes
