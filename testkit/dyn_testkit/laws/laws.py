@@ -124,7 +124,8 @@ def _began(attempt: Attempt) -> bool:
 def _ended(attempt: Attempt, seen: Observed) -> bool:
     """The worker sent all of an answer, but for what only says that it is over."""
     answer, streaming = attempt.answer, seen.scenario.streaming
-    if answer.complete or (streaming and b"[DONE]" in answer.events()):
+    events = answer.events() if streaming else []
+    if answer.complete or b"[DONE]" in events or any(data.startswith(b'{"error":') for data in events):
         return True
     ids = seen.request.get("input_ids") or [0]
     alone = (seen.request.get("sampling_params") or {}).get("n", 1) <= 1 and isinstance(ids[0], int)
