@@ -37,7 +37,7 @@ def main() -> None:
 @click.option(
     "--worker", "given", type=_given, metavar="URL=PGID", multiple=True, help="A running worker instead; repeat."
 )
-@click.option("--streams", type=click.IntRange(2), default=16, show_default=True, help="Requests; half of them are SSE.")
+@click.option("--streams", type=click.IntRange(2), default=16, show_default=True, help="Requests; half of them SSE.")
 @click.option("--tokens", type=click.IntRange(2), default=256, show_default=True, help="Tokens of each.")
 @click.option("--after", type=click.IntRange(1), help="Kill once this many streams began.  [default: all SSE ones]")
 @click.option(
