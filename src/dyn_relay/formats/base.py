@@ -142,9 +142,10 @@ class Exchange(Protocol):
     verdict: Verdict
     #: Tokens of the prompt; 0 where unknown.
     prompt_tokens: int
-    #: Tokens delivered to the client (streams) or safely in the ledger (unary), over all attempts.
+    #: Tokens delivered to the client (streams) or safely in the ledger (unary), over all attempts. Unary: after a cut,
+    #: `complete` may take some back, for a continuation to make them again.
     delivered: int
-    #: Of these, those of the current attempt.
+    #: Of these, those of the current attempt; `complete` may take some back.
     attempt_tokens: int
     #: `cached_tokens` of the first attempt, None until known.
     cached_tokens: int | None
@@ -165,7 +166,8 @@ class Exchange(Protocol):
     def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
         """Begin the next attempt, under the name `rid`; the first gives the client's request, later ones continuations.
 
-        Attempt 0 is sent under the client's own rid if it gave one. Not to be called once `complete` has given bytes.
+        `rid` is the exchange's own for attempt 0, unless aborts would take that for another live one. A request that is
+        not migratable keeps the client's body, and so its rid. Not to be called once `complete` has given bytes.
         """
 
     def stall_allowance(self) -> float:

@@ -87,12 +87,33 @@ class Engine:
     dialect: str = "cumulative"
     chunks: tuple[int, ...] = ()
     version: str = "default"
+    #: So many tokens after the first event the weights change, and `version` gets a dash.
+    turn: int | None = None
     cached: int = 0
     late_finish: bool = False
     extra: bool = False
     nan: bool = False
     #: The prompt's logprobs come with the first event only, as in some releases.
     prompt_once: bool = False
+
+    def turned(self) -> int | None:
+        """The first token that the new weights make."""
+        return None if self.turn is None else self.turn + (self.chunks[0] if self.chunks else 1)
+
+    def label(self, token: int) -> str:
+        """Which weights make a token of an attempt, counted from 0."""
+        turned = self.turned()
+        return self.version if turned is None or token < turned else self.version + "'"
+
+    def spans(self, total: int) -> list[dict[str, Any]]:
+        """As the engine tells them with its finish."""
+        turned = self.turned()
+        if turned is None or turned >= total:
+            return [{"version": self.version, "start": 0, "end": total}]
+        return [
+            {"version": self.version, "start": 0, "end": turned},
+            {"version": self.label(turned), "start": turned, "end": total},
+        ]
 
     def events(self, body: dict[str, Any]) -> list[Event]:
         answer, total, out = oracle(body), 0, []
@@ -113,7 +134,7 @@ class Engine:
             "id": body["rid"],
             "finish_reason": answer.finish if last else None,
             "prompt_tokens": len(body["input_ids"]),
-            "weight_version": self.version,
+            "weight_version": self.label(max(total - 1, 0)),
             "num_retractions": 1,
         }
         if body.get("return_logprob"):
@@ -125,7 +146,7 @@ class Engine:
                 meta["output_top_logprobs"] = answer.tops[start:total]
         meta |= {"reasoning_tokens": 0, "completion_tokens": total, "cached_tokens": self.cached}
         if last:
-            meta["weight_versions"] = [{"version": self.version, "start": 0, "end": total}]
+            meta["weight_versions"] = self.spans(total)
         meta["cached_tokens_details"] = {"device": self.cached, "host": 0}
         if self.extra:
             meta["a constant list"] = ["x", "y", "z"]
@@ -182,17 +203,22 @@ class Outcome:
         return result
 
 
-def play(body: dict[str, Any], plans: list[Plan]) -> Outcome:
-    """Run a request over workers that die as planned. Each dispatch is checked against the budget's oracle."""
+def play(body: dict[str, Any], plans: list[Plan], renamed: bool = False) -> Outcome:
+    """Run a request over workers that die as planned. Each dispatch is checked against the budget's oracle.
+
+    `renamed`: attempt 0 does not go under the client's own rid.
+    """
     exchange = opened(body, plans[0].traits)
     assert exchange.verdict.migratable, exchange.verdict
     bodies, raws, out, now, shown = [], [], b"", 10.0, 0
     wanted = oracle(body)
     for number, plan in enumerate(plans):
-        sent = exchange.dispatch(plan.traits, f"try-{number}", now)
+        name = f"try-{number}" if number or renamed else exchange.rid
+        sent = exchange.dispatch(plan.traits, name, now)
+        assert json.loads(sent.body)["rid"] == name
         raws.append(sent.body)
         bodies.append(json.loads(sent.body))
-        check_body(body, bodies[-1], wanted, exchange.delivered, number)
+        check_body(body, bodies[-1], wanted, exchange.delivered)
         assert exchange.head(200, SSE_HEAD) is Reading.EVENTS
         events = plan.engine.events(bodies[-1])
         reads = [events[: plan.cut]] if plan.together else [[event] for event in events[: plan.cut]]
@@ -211,14 +237,10 @@ def play(body: dict[str, Any], plans: list[Plan]) -> Outcome:
     raise AssertionError("the last planned worker dies too")
 
 
-def check_body(asked: dict[str, Any], sent: dict[str, Any], wanted: Answer, delivered: int, number: int) -> None:
+def check_body(asked: dict[str, Any], sent: dict[str, Any], wanted: Answer, delivered: int) -> None:
     params, given = sent.get("sampling_params") or {}, asked.get("sampling_params") or {}
     assert sent["stream"] is True
     assert sent["input_ids"] == asked["input_ids"] + wanted.ids[:delivered]
-    if number == 0 and asked.get("rid"):
-        assert sent["rid"] == asked["rid"]
-    else:
-        assert sent["rid"] == f"try-{number}"
     if delivered:
         assert params["max_new_tokens"] == given.get("max_new_tokens", 128) - delivered > 0
         assert params.get("min_new_tokens", 0) == max(0, given.get("min_new_tokens", 0) - delivered)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_kit import SSE_HEAD, Engine, opened
+from sglang_kit import SSE_HEAD, Engine, dumps, opened
 
 from dyn_relay.formats.base import UNKNOWN, Traits
 from dyn_relay.formats.sglang.continuation import release, remaining
@@ -40,8 +40,29 @@ def after(exchange: SglangExchange, tokens: int, traits: Traits = UNKNOWN) -> by
 def test_first_stream_is_the_clients_bytes(body: bytes) -> None:
     """E13, J7."""
     exchange = opened(body)
-    assert exchange.dispatch(NEW, "other", 0.0).body == body
+    assert exchange.dispatch(NEW, "r", 0.0).body == body
     assert exchange.rid == "r"
+
+
+@pytest.mark.parametrize("rid", [b'"rid":"r",', b'"rid":null,', b""])
+def test_the_name_that_the_relay_chooses(rid: bytes) -> None:
+    """C3: a client's rid that begins like another live one is not the name that the worker knows."""
+    exchange = opened(b'{%s"input_ids":[1, 2],"stream":true,"f":1.10}' % rid)
+    sent = exchange.dispatch(NEW, "other", 0.0).body
+    assert json.loads(sent)["rid"] == "other"
+    assert b'"input_ids":[1, 2],"stream":true,"f":1.10' in sent
+    assert exchange.rid == ("r" if b'"r"' in rid else "given")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_is_not_migratable_keeps_its_name(stream: bool) -> None:
+    body = dumps({"rid": "r", "text": "x", "stream": stream})
+    exchange = opened(body)
+    assert exchange.dispatch(NEW, "other", 0.0).body == body
+    if stream:
+        exchange.head(200, SSE_HEAD)
+        whole = Engine().events({"rid": "r", "input_ids": [1]})[0]
+        assert exchange.feed([whole], 1.0) == whole[0]
 
 
 def test_rid_is_put_in_front() -> None:
@@ -149,6 +170,72 @@ def test_budget_is_resolved(params: object, defaults: dict[str, object], left: d
     traits = Traits(sampling_defaults=defaults)
     exchange = opened({"rid": "r", "input_ids": [1], "stream": True, "sampling_params": params}, traits)
     assert json.loads(after(exchange, 3, traits))["sampling_params"] == left
+
+
+LIMITED = Traits(max_input=2042)
+LONG = {"rid": "r", "input_ids": [7] * 2000, "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("params", "limit", "left"),
+    [
+        ({}, 2042, {"max_new_tokens": 45}),
+        (None, 2042, {"max_new_tokens": 45}),
+        ({}, None, {"max_new_tokens": 125}),
+        ({}, 2122, {"max_new_tokens": 125}),
+        ({}, 2121, {"max_new_tokens": 124}),
+        ({}, 1990, {"max_new_tokens": 0}),
+        ({"max_new_tokens": 48}, 2042, {"max_new_tokens": 45}),
+        ({"max_new_tokens": 100}, 2042, {"max_new_tokens": 97}),
+    ],
+)
+def test_a_budget_that_nobody_gave_fits_the_context(params: Any, limit: int | None, left: dict[str, Any]) -> None:
+    """E2: the context has 6 tokens more than `max_req_input_len`; only a budget that is given is refused above it."""
+    exchange = opened({**LONG, "sampling_params": params})
+    assert json.loads(after(exchange, 3, Traits(max_input=limit)))["sampling_params"] == left
+
+
+def test_a_workers_own_budget_fits_the_context() -> None:
+    traits = Traits(max_input=2042, sampling_defaults={"max_new_tokens": 500, "min_new_tokens": 400})
+    sent = json.loads(after(opened(LONG, traits), 3, traits))
+    assert sent["sampling_params"] == {"max_new_tokens": 45, "min_new_tokens": 45}
+
+
+def test_the_length_at_the_context_limit() -> None:
+    """The engine itself shortens the budget, by the whole of its prompt: the sum is the uninterrupted run's."""
+    exchange = opened({**LONG, "stream": False}, LIMITED)
+    after(exchange, 3, LIMITED)
+    exchange.head(200, SSE_HEAD)
+    finish = {"type": "length", "length": 2048 - 2 - 2003}
+    for event in Engine().events({"rid": "x", "input_ids": [7] * 2003, "sampling_params": {"max_new_tokens": 43}}):
+        exchange.feed([(event[0], event[1].replace(dumps({"type": "length", "length": 43}), dumps(finish)))], 4.0)
+    meta = json.loads(exchange.answer(5.0).body)["meta_info"]
+    assert meta["finish_reason"] == {"type": "length", "length": 46}
+    assert meta["completion_tokens"] == 46
+
+
+@pytest.mark.parametrize(
+    ("params", "prompt", "other", "same"),
+    [
+        ({}, 2000, 2042, True),
+        ({}, 2000, 2043, False),
+        ({}, 2000, 4000, False),
+        ({}, 2000, 2041, False),
+        ({}, 2000, None, True),
+        ({}, 1918, 4000, True),
+        ({}, 1919, 4000, False),
+        ({}, 1918, 2041, False),
+        ({"max_new_tokens": 48}, 2000, 4000, False),
+        ({"max_new_tokens": 46}, 2000, 4000, True),
+    ],
+)
+def test_answers_that_end_at_the_context_limit(params: Any, prompt: int, other: int | None, same: bool) -> None:
+    """Law 1: they end elsewhere on a worker with another limit; 46 tokens fit after a prompt of 2000."""
+    body = {**LONG, "input_ids": [7] * prompt, "sampling_params": params}
+    exchange = opened(body, LIMITED)
+    assert exchange.compatible(Traits(max_input=4000))  # nothing was delivered: there is no answer yet
+    after(exchange, 3, LIMITED)
+    assert exchange.compatible(Traits(max_input=other)) == same
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(None, None), (-1, -1), (0, -1), (2, -1)])

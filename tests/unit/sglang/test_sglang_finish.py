@@ -26,7 +26,7 @@ def cut(asked: dict[str, Any], engines: list[tuple[Engine, int]]) -> tuple[Sglan
     """Attempts that each die after so many events, in the middle of time."""
     exchange, out, now = opened(asked), b"", 100.0
     for number, (engine, events) in enumerate(engines):
-        sent = json.loads(exchange.dispatch(UNKNOWN, f"try-{number}", now).body)
+        sent = json.loads(exchange.dispatch(UNKNOWN, f"try-{number}" if number else exchange.rid, now).body)
         exchange.head(200, SSE_HEAD)
         for event in engine.events(sent)[:events]:
             now += 0.5
@@ -93,8 +93,29 @@ def test_an_error_after_the_last_token_is_forgotten(status: int) -> None:
         exchange.body(b"busy", 105.0)
     assert exchange.end in (End.FAILED, End.BUSY)
     assert exchange.complete(110.0) == b""
+    assert exchange.last_words() == b""
     assert exchange.answer(111.0).status == 200
     assert json.loads(exchange.answer(111.0).body)["output_ids"] == oracle(ASKED).ids
+
+
+@pytest.mark.parametrize("code", [400, 500, 503])
+@pytest.mark.parametrize("terminated", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_error_after_the_finish(stream: bool, terminated: bool, code: int) -> None:
+    """D4: the answer was whole; no afterthought of the engine's makes an error of it."""
+    exchange, out = cut({**ASKED, "stream": stream}, [(Engine(), 4)])
+    whole = out
+    for event in [sse({"error": {"message": "m", "code": code}}), *([DONE] if terminated else [])]:
+        out += exchange.feed([event], 105.0)
+    if not terminated:
+        out += exchange.complete(106.0) or b""
+    assert exchange.end is End.FINISHED
+    assert exchange.last_words() == b""
+    if stream:
+        assert out == whole + DONE[0]
+    else:
+        assert exchange.answer(107.0).status == 200
+        assert json.loads(exchange.answer(107.0).body)["output_ids"] == oracle(ASKED).ids
 
 
 def stopping(at: int, **params: Any) -> dict[str, Any]:

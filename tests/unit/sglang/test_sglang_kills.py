@@ -97,6 +97,7 @@ def plans(draw: st.DrawFn) -> list[Plan]:
         version=st.sampled_from(["1", "2"]),
         cached=st.integers(0, 9),
         late_finish=st.booleans(),
+        turn=st.none() | st.integers(0, 4),
         nan=st.booleans(),
     )
     dying = st.builds(Plan, engine=engine, cut=st.integers(0, 6), together=st.booleans(), says=st.booleans())
@@ -112,12 +113,20 @@ def plans(draw: st.DrawFn) -> list[Plan]:
     unary=st.booleans(),
     logprobs=st.booleans(),
     own_rid=st.booleans(),
+    renamed=st.booleans(),
     stop_at=st.none() | st.integers(0, 11),
 )
 def test_anything_goes(
-    plans: list[Plan], n: int, least: int, unary: bool, logprobs: bool, own_rid: bool, stop_at: int | None
+    plans: list[Plan],
+    n: int,
+    least: int,
+    unary: bool,
+    logprobs: bool,
+    own_rid: bool,
+    renamed: bool,
+    stop_at: int | None,
 ) -> None:
-    """Law 1 on pure functions: dialects x coalescing x kills x budgets x stops."""
+    """Law 1 on pure functions: dialects x coalescing x kills x budgets x stops x weight updates."""
     asked: dict[str, Any] = {
         "input_ids": [5, 6, 7],
         "sampling_params": {"max_new_tokens": n, "min_new_tokens": min(least, n)},
@@ -130,15 +139,24 @@ def test_anything_goes(
     if stop_at is not None:
         ids = oracle(asked).ids
         asked["sampling_params"]["stop_token_ids"] = [ids[min(stop_at, n - 1)]]
-    outcome = play(asked, plans)
+    outcome = play(asked, plans, renamed)
     first = plans[0].engine.dialect
     settled = (plans[0].cut is None or outcome.shown > 1) and not unary
     check(asked, outcome, [first] if settled else [*DIALECTS])
     check_spans(plans, outcome, unary)
 
 
+def labels(plans: list[Plan], outcome: Outcome) -> list[str]:
+    """Which weights made each token of the answer: those of the last attempt that was asked for it."""
+    found: list[str] = []
+    for plan, body in zip(plans, outcome.bodies, strict=False):
+        base = len(body["input_ids"]) - len(outcome.bodies[0]["input_ids"])
+        found[base:] = [plan.engine.label(at) for at in range(outcome.exchange.delivered - base)]
+    return found
+
+
 def check_spans(plans: list[Plan], outcome: Outcome, unary: bool) -> None:
-    """H2: the spans tile [0, n), neighbours differ, the scalar is the last one's."""
+    """H2: the spans tile [0, n), neighbours differ, the scalar is the last one's; a unary answer's are exact."""
     meta = outcome.unary["meta_info"] if unary else outcome.events[-1]["meta_info"]
     spans, at = meta["weight_versions"], 0
     for span in spans:
@@ -148,6 +166,9 @@ def check_spans(plans: list[Plan], outcome: Outcome, unary: bool) -> None:
     assert all(one["version"] != two["version"] for one, two in itertools.pairwise(spans))
     assert meta["weight_version"] == spans[-1]["version"]
     assert outcome.exchange.crossed_versions() == (len(spans) > 1)
+    if unary:
+        shown = [span["version"] for span in spans for _ in range(span["start"], span["end"])]
+        assert shown == labels(plans, outcome)
 
 
 @pytest.mark.parametrize("unary", [False, True])

@@ -23,6 +23,11 @@ _INCREMENTAL_INTERVAL = 32
 _BOUND_TO_WORKER = frozenset({"kv_hints", "routed_dp_rank", "data_parallel_rank"})
 
 
+#: SGLang 0.5.23: a worker's `max_req_input_len` is so many tokens below its context length, and so many below the
+#: longest sequence that it generates.
+_BELOW_CONTEXT, _BELOW_LONGEST = 6, 4
+
+
 def remaining(max_new_tokens: int, min_new_tokens: int, delivered: int) -> tuple[int, int]:
     """(max, min) new tokens left after `delivered`; neither below 0, min never above max."""
     left = max(max_new_tokens - delivered, 0)
@@ -54,9 +59,9 @@ def interval(request: Request, traits: Traits, delivered: int) -> int:
 
 
 def first(request: Request, traits: Traits, rid: str) -> bytes:
-    """Attempt 0: a stream's body byte for byte, but for a `rid` if it has none; a unary one turned into a stream."""
+    """Attempt 0: a stream's body byte for byte if it has this `rid`, else with it; a unary one turned into a stream."""
     if request.stream:
-        return request.body if request.rid else request.named(rid)
+        return request.body if request.rid == rid else request.named(rid)
     return request.edited({"stream": TRUE, "rid": raw(rid)}, _paced(request, traits, 0))
 
 
@@ -74,6 +79,10 @@ def later(request: Request, traits: Traits, rid: str, ids: array[int]) -> bytes:
         request.min_new_tokens,
         len(ids),
     )
+    if "max_new_tokens" not in request.sampling and traits.max_input is not None:
+        # The engine shortens a budget of its own to what the context holds; one that is asked for it refuses.
+        most = min(most, max(traits.max_input + _BELOW_CONTEXT - request.prompt_tokens - len(ids), 0))
+        least = min(least, most)
     sampling["max_new_tokens"] = raw(most)
     if request.min_new_tokens or "min_new_tokens" in request.sampling:
         sampling["min_new_tokens"] = raw(least)
@@ -81,6 +90,14 @@ def later(request: Request, traits: Traits, rid: str, ids: array[int]) -> bytes:
         # The client has them already, and asking again would forbid the worker to reuse its cached prefix.
         fields["logprob_start_len"] = Raw(b"-1")
     return request.edited(fields, sampling, _BOUND_TO_WORKER | {"text"})
+
+
+def ends_apart(request: Request, one: Traits, other: Traits) -> bool:
+    """Would the request's answer end at the context limit of one of two workers, and elsewhere on the other?"""
+    if one.max_input is None or other.max_input is None or one.max_input == other.max_input:
+        return False
+    most = DEFAULT_MAX_NEW_TOKENS if request.max_new_tokens is None else request.max_new_tokens
+    return request.prompt_tokens + most > min(one.max_input, other.max_input) + _BELOW_LONGEST
 
 
 def _paced(request: Request, traits: Traits, delivered: int) -> Fields:

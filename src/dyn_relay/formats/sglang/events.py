@@ -22,6 +22,7 @@ class Finish(msgspec.Struct, gc=False):
 
     type: str
     message: str | None = None
+    matched: Any = None
     status_code: int | None = None
 
 

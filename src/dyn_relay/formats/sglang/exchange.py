@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from dyn_relay.formats.base import (
     Answer,
     CannotComplete,
@@ -19,6 +21,7 @@ from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, error_object
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.request import Request, header
+from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import Fields, plain, read_fields, write
 
 PATH = "/generate"
@@ -33,9 +36,13 @@ _ONLY_THE_ENGINE = (("return_routed_experts", "routed_experts"), ("return_indexe
 class SglangExchange(Reader):
     """See `dyn_relay.formats.base.Exchange`."""
 
-    def __init__(self, request: Request, rid: str, *, resume_aborts: bool) -> None:
+    def __init__(
+        self, request: Request, rid: str, *, resume_aborts: bool, stops: defaultdict[str | None, Stops]
+    ) -> None:
+        """`rid`: for a client that gave none. `stops`: what is known of each model, and what is learnt."""
         super().__init__(request, rid, resume_aborts=resume_aborts)
         self.prompt_tokens = request.prompt_tokens
+        self._stops_by_model = stops
         #: Those of the worker that attempt 0 was admitted for.
         self._traits = Traits()
         self._status = 0
@@ -64,17 +71,24 @@ class SglangExchange(Reader):
             return False
         if traits.max_input is not None and self.prompt_tokens + self.delivered > traits.max_input:
             return False
+        if self.delivered and continuation.ends_apart(self._request, mine, traits):
+            return False
         defaults = mine.sampling_defaults, traits.sampling_defaults
         return None in defaults or defaults[0] == defaults[1]
 
     def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
-        """Begin the next attempt. Raises `CannotComplete` if something was delivered that cannot be continued."""
+        """Begin the next attempt, under the name `rid` if the request is migratable.
+
+        Raises `CannotComplete` if something was delivered that cannot be continued.
+        """
         request, number = self._request, self._attempt.number + 1
         self._require_continuable()
         self._settle()
         if number == 0:
             self._ledger.opened = now
-            rid = request.rid or rid
+        if not self.verdict.migratable:
+            rid = self.rid
+        self._stops = self._stops_by_model[traits.model]
         hint = None if traits.incremental is None else Dialect.INCREMENTAL if traits.incremental else Dialect.CUMULATIVE
         pace = continuation.interval(request, traits, self.delivered) if self.verdict.migratable else 0
         self._whole = None
@@ -130,6 +144,8 @@ class SglangExchange(Reader):
             return None
         self._settle()
         reason = self._own_finish()
+        if reason is None and self._stops.may_have_ended(self._request, len(self._ledger.ids)):
+            raise CannotComplete("eos")
         if reason is None or self._ledger.template is None:
             return None
         missing = self._only_the_engine_has()
@@ -162,6 +178,7 @@ class SglangExchange(Reader):
         )
         self.end = End.ABORTED if reason["type"] == "abort" else End.FINISHED
         self._whole = self._fault = None
+        self._held = b""
         return b"data: " + write(self._local[0]) + b"\n\n" + DONE_EVENT if self.streaming else b""
 
     def answer(self, now: float) -> Answer:
@@ -200,7 +217,7 @@ class SglangExchange(Reader):
         ids, request = self._ledger.ids, self._request
         if not ids:
             return None
-        if len(ids) > request.min_new_tokens and request.stop_token(ids[-1]):
+        if self._stops.ends(request, len(ids), ids[-1]):
             return {"type": "stop", "matched": ids[-1]}
         if request.max_new_tokens is not None and len(ids) >= request.max_new_tokens:
             return {"type": "length", "length": len(ids)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Literal
 
 import msgspec
@@ -10,6 +11,7 @@ from dyn_relay.formats.base import Answer, NativeRequest, Outbound, Traits
 from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
 from dyn_relay.formats.sglang.request import Request
+from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import raw, write
 
 _MODEL_INFO, _SERVER_INFO = "/model_info", "/server_info"
@@ -28,20 +30,24 @@ class SglangFormat:
 
     def __init__(self, on_abort: Literal["relay", "resume"] = "relay") -> None:
         self._resume_aborts = on_abort == "resume"
+        self._stops: defaultdict[str | None, Stops] = defaultdict(Stops)
 
     def open(self, request: NativeRequest, rid: str) -> SglangExchange:
         """Begin a logical request. Raises `Rejected` for what is known to kill or wedge a stock engine (0.5.23)."""
         parsed = Request(request)
         if parsed.fields:
             _protect(parsed)
-        return SglangExchange(parsed, rid, resume_aborts=self._resume_aborts)
+        return SglangExchange(parsed, rid, resume_aborts=self._resume_aborts, stops=self._stops)
 
     def traits(self, infos: dict[str, bytes]) -> Traits:
-        """Read `/model_info` and `/server_info`; what is missing or unreadable stays unknown."""
+        """Read `/model_info` and `/server_info`; what is missing or unreadable stays unknown.
+
+        Remembers the model's EOS ids if they are there (SGLang 0.5.23 does not tell them).
+        """
         model, server = (_object(infos.get(path, b"")) for path in (_MODEL_INFO, _SERVER_INFO))
         merged = {**server, **model}
         skips_tokenizer = merged.get("skip_tokenizer_init")
-        return Traits(
+        traits = Traits(
             version=_string(merged.get("version")),
             # A weight update from disk renames the model and its path; the tokenizer stays.
             model=_string(merged.get("tokenizer_path")) or _string(merged.get("served_model_name")),
@@ -51,6 +57,11 @@ class SglangFormat:
             sampling_defaults=_defaults(merged),
             max_input=_integer(merged.get("max_req_input_len")),
         )
+        for name in ("eos_token_id", "eos_token_ids"):
+            told = merged.get(name)
+            ids = map(_integer, told if isinstance(told, list) else [told])
+            self._stops[traits.model].eos.update(one for one in ids if one is not None)
+        return traits
 
     def abort(self, rid: str) -> Outbound:
         """The request that makes a worker drop the attempt `rid`."""

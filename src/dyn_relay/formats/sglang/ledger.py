@@ -30,6 +30,11 @@ class Rows:
             self.text += inside(value)
             self.count += rows
 
+    def cut(self, count: int, size: int) -> None:
+        """Drop what came after `count` elements, which are `size` bytes."""
+        self.count = count
+        del self.text[size:]
+
     def extend(self, other: Rows) -> None:
         """Append the elements of another list."""
         if other.count:
@@ -88,12 +93,25 @@ class Ledger:
         self.last_delta = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What an attempt's account was before an event."""
+
+    newest: bytes
+    tokens: int
+    last_delta: int
+    marks: int
+    #: Of each gathered list, its elements and bytes.
+    pieces: dict[str, tuple[int, int]]
+
+
 class Attempt:
     """One attempt's account. `base` tokens were in the ledger when it began."""
 
     __slots__ = (
         "base",
         "body",
+        "checkpoint",
         "deltas",
         "dialect",
         "echo",
@@ -139,6 +157,8 @@ class Attempt:
         #: Points where the scalar weight_version changed, in this attempt's tokens.
         self.marks: list[tuple[int, object]] = []
         self.version: object = None
+        #: Before the first of them that came inside an event of several tokens: which of them made them is not known.
+        self.checkpoint: Checkpoint | None = None
         #: Per-token lists gathered from deltas.
         self.pieces: dict[str, Rows] = {}
         #: Unknown lists that were seen not to line up with the tokens.
@@ -146,6 +166,26 @@ class Attempt:
         self.text: list[str] = []
         #: A first event that waits until its dialect shows.
         self.held: bytes = b""
+
+    def change(self, version: object, tokens: int, *, keep: bool) -> None:
+        """The next event brings `tokens` tokens and another `version`. `keep`: the attempt may go back to here."""
+        if keep and self.checkpoint is None and self.tokens and tokens > 1:
+            pieces = {name: (rows.count, len(rows.text)) for name, rows in self.pieces.items()}
+            self.checkpoint = Checkpoint(self.newest, self.tokens, self.last_delta, len(self.marks), pieces)
+        self.version = version
+        self.marks.append((self.tokens, version))
+
+    def go_back(self) -> bool:
+        """Forget the tokens from the checkpoint on; False if there is none."""
+        kept, self.checkpoint = self.checkpoint, None
+        if kept is None:
+            return False
+        self.newest, self.tokens, self.last_delta = kept.newest, kept.tokens, kept.last_delta
+        del self.marks[kept.marks :]
+        self.pieces = {name: self.pieces[name] for name in kept.pieces}
+        for name, sizes in kept.pieces.items():
+            self.pieces[name].cut(*sizes)
+        return True
 
     def spans(self) -> list[Span]:
         """Which weights made this attempt's tokens, in its own coordinates."""

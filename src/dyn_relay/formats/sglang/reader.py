@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from dyn_relay.formats.base import CannotComplete, End, Event, Verdict
+from dyn_relay.formats.sglang.detection import spoken, told
 from dyn_relay.formats.sglang.dialect import Dialect, deltas
 from dyn_relay.formats.sglang.events import (
     DONE,
@@ -30,20 +31,18 @@ from dyn_relay.formats.sglang.events import (
     fault,
     finish_type,
     kind,
-    meta_of,
     total_of,
     whole_decoder,
 )
 from dyn_relay.formats.sglang.fold import SENT
 from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
-from dyn_relay.formats.sglang.rebase import IDS, Rule, View, add_counters, may_be_rows, rule, snapshot
+from dyn_relay.formats.sglang.rebase import IDS, View, add_counters, may_be_rows, snapshot
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.spans import shift
+from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import (
     Foreign,
     NotJson,
-    is_list,
-    length_of,
     number,
     plain,
     raw,
@@ -75,6 +74,8 @@ class Reader:
         self._resume_aborts = resume_aborts
         self._ledger = Ledger()
         self._attempt = Attempt(-1, "", 0, 0.0, None, 0)
+        #: What is known of the model that the current attempt's worker runs.
+        self._stops = Stops()
         #: The attempt's account is in the ledger.
         self._settled = True
         #: What the client has been shown to be spoken to in; None while all readings agree.
@@ -133,33 +134,32 @@ class Reader:
     def _plain(self, whole: bytes, data: bytes, now: float) -> bytes:
         try:
             return b"" if self._account(data, now, whole) is None else whole
-        except Foreign:
-            if self._attempt.events:
-                raise
-            # Another server, or another release: its answers pass, but we cannot continue them.
-            self.verdict = Verdict(IDS)
-            self._take = self._blind
-            return self._blind(whole, data, now)
+        except Foreign as exc:
+            return self._foreign(exc, whole, data, now)
+
+    def _foreign(self, exc: Foreign, whole: bytes, data: bytes, now: float) -> bytes:
+        """Another server, or another release: its answers pass, but we cannot continue them, nor continue with them."""
+        if self._attempt.events or self._attempt.base:
+            raise exc
+        self.verdict = Verdict(IDS)
+        self._take = self._blind
+        return self._blind(whole, data, now)
 
     def _rebased(self, whole: bytes, data: bytes, now: float) -> bytes:
         attempt = self._attempt
         if self._dialect is None and self.delivered and not attempt.events:
             waits = not attempt.held and kind(read(whole_decoder, data)) is Kind.PROGRESS
-            if waits and (known := self._told(data)) is not None:
+            if waits and (known := told(attempt.hint, data)) is not None:
                 self._dialect = known
             elif waits:
                 attempt.held = data
                 return b""
             else:
                 return self._release(whole, data, now)
-        return self._show(whole, data, now)
-
-    def _told(self, data: bytes) -> Dialect | None:
-        """The dialect that the worker says it speaks; the flag for deltas has not always meant the logprobs too."""
-        hint = self._attempt.hint
-        if hint is Dialect.INCREMENTAL and any(rule(name) is Rule.ROWS for name in meta_of(data)):
-            return None
-        return hint
+        try:
+            return self._show(whole, data, now)
+        except Foreign as exc:
+            return self._foreign(exc, whole, data, now)
 
     def _release(self, whole: bytes, data: bytes, now: float) -> bytes:
         """The second event shows the dialect (or the first is the last one, and may as well be the default's)."""
@@ -171,7 +171,7 @@ class Reader:
             return self._show(whole, data, now)
         before, total = total_of(read(whole_decoder, held)), total_of(event)
         shown_deltas = bool(deltas(count(event.output_ids), before, total))
-        self._dialect = self._spoken(data, held, shown_deltas, before, total)
+        self._dialect = spoken(data, held, shown_deltas, before, total)
         return self._show(b"", held, now) + self._show(whole, data, now)
 
     def _show(self, whole: bytes, data: bytes, now: float) -> bytes:
@@ -232,15 +232,16 @@ class Reader:
             self._first(data, now)
         attempt.events += 1
         if total != before:
+            if meta.weight_version != attempt.version:
+                attempt.change(meta.weight_version, total - before, keep=not self.streaming)
             attempt.tokens = self.attempt_tokens = total
             attempt.last_delta = total - before
             self.delivered = attempt.base + total
-            if meta.weight_version != attempt.version:
-                attempt.version = meta.weight_version
-                attempt.marks.append((before, meta.weight_version))
         attempt.newest = data
         if last is Kind.FINISH:
             self._finished, self._aborted = True, finish_type(event) == "abort"
+            if meta.finish_reason is not None and not self._aborted:
+                self._stops.learn(self._request, meta.finish_reason, before, total)
         return before
 
     def _last(self, event: Delta | Whole, data: bytes, whole: bytes) -> Kind:
@@ -252,14 +253,19 @@ class Reader:
         return word
 
     def _fail(self, found: Fault, data: bytes, whole: bytes) -> None:
+        if self._finished:
+            return  # what comes after the finish cannot unmake the answer
         self._fault = found
         self._stop(found.end(self._attempt.tokens), found.message)
-        self._held = whole
-        if self._take == self._rebased:
-            fields = read_fields(data)
-            if "meta_info" in fields:
-                named = {**read_fields(fields["meta_info"]), "id": raw(self.rid)}
-                self._held = b"data: " + write({**fields, "meta_info": Raw(write(named))}) + b"\n\n"
+        self._held = self._renamed(whole, data)
+
+    def _renamed(self, whole: bytes, data: bytes) -> bytes:
+        """An event under the rid that the client knows."""
+        fields = read_fields(data) if self._attempt.rid != self.rid else {}
+        if "meta_info" not in fields:
+            return whole
+        named = {**read_fields(fields["meta_info"]), "id": raw(self.rid)}
+        return b"data: " + write({**fields, "meta_info": Raw(write(named))}) + b"\n\n"
 
     def _learn(self, data: bytes, ids: Raw, before: int, total: int) -> None:
         """Tell the attempt's dialect from an event, if it shows."""
@@ -267,7 +273,7 @@ class Reader:
         shown = deltas(count(ids), before, total)
         if shown is None:
             return
-        attempt.dialect = self._spoken(data, attempt.newest, shown, before, total)
+        attempt.dialect = spoken(data, attempt.newest, shown, before, total)
         attempt.deltas = shown
         if shown:
             # Its ids so far were only counted: those of the first event, which said everything there was.
@@ -279,20 +285,6 @@ class Reader:
             known = attempt.dialect.ids_are_deltas if name == IDS else attempt.dialect.rows_are_deltas
             if not known:
                 del attempt.pieces[name]
-
-    def _spoken(self, data: bytes, earlier: bytes, ids_are_deltas: bool, before: int, total: int) -> Dialect:
-        """The dialect of an attempt's second growing event, given whether its ids are deltas, and the event before."""
-        if not ids_are_deltas:
-            return Dialect.CUMULATIVE
-        old = meta_of(earlier)
-        for name, value in sorted(meta_of(data).items(), key=lambda item: rule(item[0]) is not Rule.ROWS):
-            length = length_of(value)
-            if rule(name) is Rule.ROWS and is_list(value):
-                return Dialect.INCREMENTAL if deltas(length, before, total) else Dialect.MIXED
-            # A list that is not known must line up, and have lined up in the event before.
-            if may_be_rows(name, value) and length_of(old.get(name)) == before and length in (total, total - before):
-                return Dialect.MIXED if length == total else Dialect.INCREMENTAL
-        return Dialect.INCREMENTAL
 
     def _first(self, data: bytes, now: float) -> None:
         """The first event of an attempt: the prompt's metadata, and whether the answer can be continued at all."""
@@ -338,6 +330,7 @@ class Reader:
         except (Foreign, NotJson):
             self._shown = True
             return whole
+        whole = self._renamed(whole, data)
         meta = event.meta_info
         if event.index is None and word is Kind.ERROR:
             self._fail(fault(event), data, whole)
@@ -355,6 +348,9 @@ class Reader:
         if self._settled:
             return
         self._settled = True
+        if self._attempt.go_back():
+            self.attempt_tokens = self._attempt.tokens
+            self.delivered = self._attempt.base + self._attempt.tokens
         # An event that broke halfway may have left ids that nobody was shown.
         del self._ledger.ids[self.delivered :]
         if self.verdict.migratable and self._attempt.tokens:
@@ -368,7 +364,7 @@ class Reader:
         top = read_fields(attempt.newest)
         meta = read_fields(top["meta_info"])
         if self._dialect is None:
-            self._dialect = attempt.dialect or self._told(attempt.newest)
+            self._dialect = attempt.dialect or told(attempt.hint, attempt.newest)
         if attempt.body is not None:
             ledger.template = attempt.body
         elif self.streaming:

@@ -155,15 +155,18 @@ class Request:
         """True if a top-level switch is on."""
         return self.value(name) is True
 
-    def stop_token(self, token: int) -> bool:
-        """True if the client's own `stop_token_ids` end the answer at `token` (`ignore_eos` switches them off too)."""
-        if self.parameter("ignore_eos") is True:
-            return False
+    @property
+    def ignore_eos(self) -> bool:
+        """No token ends the answer, those of `stop_token_ids` neither."""
+        return self.parameter("ignore_eos") is True
+
+    def names_stop(self, token: int) -> bool:
+        """True if `token` is among the `stop_token_ids`."""
         stops = self.parameter("stop_token_ids")
         return isinstance(stops, list) and token in stops
 
     def named(self, rid: str) -> bytes:
-        """The client's body with a `rid` it did not give; nothing else changes."""
+        """The client's body with another `rid`; nothing else changes, not a byte if it had none."""
         if "rid" in self.fields or not self.fields:
             return self.edited({"rid": raw(rid)}, {})
         start = self.body.index(b"{") + 1

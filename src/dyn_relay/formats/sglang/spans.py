@@ -58,7 +58,8 @@ def render(spans: list[Span]) -> Raw:
 def of_marks(marks: list[tuple[int, object]], tokens: int) -> list[Span]:
     """Spans over `tokens` tokens from the points where the scalar `weight_version` was seen to change.
 
-    An event that brings several tokens and a new version is taken to bring them all under the new one.
+    An event that brings several tokens and a new version is taken to bring them all under the new one. So the spans of
+    a cut stream, whose client has the tokens already, are exact to one event.
     """
     ends = [start for start, _ in marks[1:]] + [tokens]
     return [Span(version, start, end) for (start, version), end in zip(marks, ends, strict=True)] if marks else []
