@@ -24,6 +24,7 @@ from dyn_relay.observe.metrics import Metrics, WorkerSample, watch_loop_lag
 from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.live import LiveRequests
+from dyn_relay.relay.orders import ORDER_TIMEOUT
 from dyn_relay.relay.service import Relay
 from dyn_relay.sockets import open_network
 
@@ -70,11 +71,14 @@ class App:
         async with trio.open_nursery() as background:
             await background.start(self.fleet.run)
             background.start_soon(watch_loop_lag, self.metrics)
-            relay = Relay(self._context(trace, background))
-            door = Door(config, Endpoints(self.fleet, relay, self.metrics, self.draining), relay)
-            task_status.started()
             try:
-                await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
+                async with trio.open_nursery() as chores:
+                    relay = Relay(self._context(trace, chores))
+                    door = Door(config, Endpoints(self.fleet, relay, self.metrics, self.draining), relay)
+                    task_status.started()
+                    await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
+                    # The last requests may have left workers that still have to be told.
+                    chores.cancel_scope.deadline = trio.current_time() + ORDER_TIMEOUT
             finally:
                 listener.close()
                 self._pool.close()

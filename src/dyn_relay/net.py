@@ -71,6 +71,10 @@ class Connection(Protocol):
         For keep-alive comments. A part that does not fit is kept and goes before the next write.
         """
 
+    @property
+    def pending(self) -> bool:
+        """True while written bytes wait for the peer to take what came before them."""
+
     async def wait_closed(self) -> None:
         """Return when the peer has closed or reset its side. Reads nothing."""
 

@@ -90,6 +90,10 @@ class SocketConnection:
             return
         self.unsent = memoryview(self.unsent)[sent:] if sent < len(self.unsent) else b""
 
+    @property
+    def pending(self) -> bool:
+        return bool(self.unsent)
+
     async def wait_closed(self) -> None:
         if not self._closed:
             await self._pump.watch(self.sock.fileno())
@@ -160,6 +164,10 @@ class TLSConnection:
 
     def offer(self, data: bytes) -> bool:
         return False
+
+    @property
+    def pending(self) -> bool:
+        return False  # `send` returns when all is written, and `offer` takes nothing
 
     async def wait_closed(self) -> None:
         if not self._closed:

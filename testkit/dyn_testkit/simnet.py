@@ -150,6 +150,10 @@ class SimConnection:
         if pipe.broken:
             raise ConnectionBroken("Connection reset by peer")
 
+    @property
+    def pending(self) -> bool:
+        return bool(self._unsent)
+
     async def wait_closed(self) -> None:
         await trio.lowlevel.checkpoint()
         while not (self._in.ended or self._in.broken or self._closed):

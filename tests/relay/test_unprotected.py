@@ -55,6 +55,7 @@ async def test_each_row_is_served_named_and_loud(autojump_clock, reason, stream)
         assert direct.header("x-dyn-relay-migratable") == f"no; reason={reason}"
         assert direct.complete
         assert [json.loads(worker.generates[0].request.body) for worker in w.workers if worker.generates] == [request]
+        await w.quiet()
         assert w.metric(f'dyn_relay_refusals_total{{reason="{reason}"}}') == 1
     plan = FaultPlan.of(faults.Fault(at_token(0 if not stream else 2), CLOSE, every))
     async with world(plans=[plan, plan], options=short, upstream_pool_idle_timeout_secs=0) as w:

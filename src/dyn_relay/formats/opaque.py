@@ -19,8 +19,10 @@ class OpaqueExchange:
     cached_tokens: int | None = None
     detail = ""
 
-    def __init__(self, method: str, target: str, content_type: bytes, body: bytes, rid: str) -> None:
-        self.rid = rid
+    #: Nobody can name it, so nobody can abort it but by leaving.
+    rid = ""
+
+    def __init__(self, method: str, target: str, content_type: bytes, body: bytes) -> None:
         self.end: End | None = None
         self.verdict = Verdict("path")
         self._outbound = Outbound(method, target, body, content_type)

@@ -58,7 +58,7 @@ class Rule:
     counts: bool = False
     #: The worker may still be generating: tell it to stop.
     abort: bool = False
-    #: The request may be what killed the worker.
+    #: The request may be what killed the worker, if that turns out to be dead.
     suspicious: bool = False
 
 
@@ -72,12 +72,13 @@ RULES: dict[tuple[Kind, Phase], Rule] = {
     (Kind.CUT, Phase.SENT): _DEATH_BEFORE_TOKENS,
     (Kind.CUT, Phase.ANSWERED): _DEATH_BEFORE_TOKENS,
     (Kind.CUT, Phase.TOKENS): _LOST,
-    (Kind.FIRST_TOKEN, Phase.SENT): _LOST,
-    (Kind.FIRST_TOKEN, Phase.ANSWERED): _LOST,
-    (Kind.STALL, Phase.SENT): _LOST,
-    (Kind.STALL, Phase.ANSWERED): _LOST,
+    (Kind.FIRST_TOKEN, Phase.SENT): _DEATH_BEFORE_TOKENS,
+    (Kind.FIRST_TOKEN, Phase.ANSWERED): _DEATH_BEFORE_TOKENS,
+    (Kind.STALL, Phase.SENT): _DEATH_BEFORE_TOKENS,
+    (Kind.STALL, Phase.ANSWERED): _DEATH_BEFORE_TOKENS,
     (Kind.STALL, Phase.TOKENS): _LOST,
     (Kind.BUSY, Phase.ANSWERED): Rule(Action.REROUTE),
+    (Kind.BUSY, Phase.TOKENS): _FAILED,
     (Kind.FAILED, Phase.ANSWERED): _FAILED,
     (Kind.FAILED, Phase.TOKENS): _FAILED,
     (Kind.REFUSED, Phase.ANSWERED): Rule(Action.RELAY),

@@ -43,7 +43,7 @@ class LiveRequests:
     def remove(self, request: LogicalRequest) -> None:
         """It has ended; the names of its attempts are free again."""
         del self._requests[request.rid]
-        for name in {request.rid, *request.attempt_rids}:
+        for name in (request.rid, *request.names):
             self.forget(name)
 
     def fresh(self) -> str:

@@ -91,6 +91,7 @@ class AnswerReader:
     def _events(self, body: bytes) -> bytes:
         exchange = self._exchange
         out = b""
+        verdict = exchange.verdict
         if body:
             before = exchange.attempt_tokens
             now = self._clock()
@@ -102,6 +103,8 @@ class AnswerReader:
                     self._on_token()
             if out:
                 self._downstream.last_write = now
+            if exchange.verdict is not verdict:
+                self._downstream.judge(exchange.verdict)  # in time, if these are the first events
         if exchange.end is not None:
             self.done = True
             if exchange.streaming and exchange.end in _LAST_WORD_RELAYED:

@@ -9,6 +9,7 @@ import structlog
 
 from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.reader import AnswerReader
+from dyn_relay.relay.state import State, Step, advance
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("relay")
 
@@ -81,6 +82,9 @@ class RequestRecord:
     streaming: bool
     wall: float
     started: float
+    state: State = State.OPEN
+    #: A worker may have begun to work on it.
+    started_work: bool = False
     attempts: list[AttemptRecord] = field(default_factory=list)
     outcome: Outcome = Outcome.FAILED
     #: client, proxy or worker.
@@ -88,6 +92,8 @@ class RequestRecord:
     #: The status that the client saw; 0 if it saw none.
     status: int = 0
     migratable: bool = True
+    #: The field that forbids migration; "" if none does.
+    refusal: str = ""
     #: Why it is not migratable, or failed: a bounded label.
     reason: str = ""
     prompt_tokens: int = 0
@@ -95,6 +101,10 @@ class RequestRecord:
     completion_tokens: int | None = 0
     cached_tokens: int | None = None
     ended: float = 0.0
+
+    def step(self, step: Step) -> None:
+        """Move by the table. Raises `IllegalStep`."""
+        self.state = advance(self.state, step)
 
     @property
     def ttft(self) -> float | None:
@@ -123,7 +133,7 @@ class RequestRecord:
         }
 
 
-def publish(record: RequestRecord, trace: TraceFile | None, budget_left: int) -> None:
+def publish(record: RequestRecord, trace: TraceFile | None) -> None:
     """Write the request's one log line, and its one row if there is a trace file."""
     write = log.warning if record.outcome in (Outcome.FAILED, Outcome.SHUTDOWN) else log.info
     write(
@@ -142,7 +152,6 @@ def publish(record: RequestRecord, trace: TraceFile | None, budget_left: int) ->
             if attempt.cause is not None
         ],
         closed_by=record.closed_by,
-        budget_left=budget_left,
         seconds=round(record.ended - record.started, 3),
     )
     if trace is not None:

@@ -9,6 +9,7 @@ from dyn_relay.formats.opaque import OpaqueExchange
 from dyn_relay.http11.headers import Headers, get
 from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.relay.context import Context
+from dyn_relay.relay.downstream import MIGRATABLE_HEADER
 from dyn_relay.relay.headers import native_headers, to_worker
 from dyn_relay.relay.orders import tell
 from dyn_relay.relay.record import Outcome, RequestRecord, publish
@@ -35,7 +36,7 @@ class Relay:
         context = self._context
         if request.method not in context.format.methods:
             allow: Headers = [(b"allow", b", ".join(sorted(m.encode() for m in context.format.methods)))]
-            await _answer(connection, _METHOD_NOT_ALLOWED, allow)
+            await _answer(connection, _METHOD_NOT_ALLOWED, [*allow, (MIGRATABLE_HEADER, b"no; reason=method")])
             return
         native = NativeRequest(request.method, path, request.headers, request.body)
         try:
@@ -59,17 +60,17 @@ class Relay:
         record = RequestRecord(rid, path, streaming, context.wall(), now, migratable=False, reason=reason)
         record.outcome, record.closed_by, record.status, record.ended = Outcome.REJECTED, "proxy", answer.status, now
         context.metrics.request_ended(Outcome.REJECTED.value, None, None)
-        publish(record, context.trace, context.config.migration_limit)
-        await _answer(connection, answer)
+        publish(record, context.trace)
+        await _answer(connection, answer, [(MIGRATABLE_HEADER, b"no; reason=" + reason.encode())])
 
     async def _bridge(self, connection: ServerConnection, request: Request) -> None:
         context = self._context
         # Not the request line's own target: that may be in absolute form.
         target = f"{request.path}?{request.query}" if b"?" in request.target else request.path
         content_type = get(request.headers, b"content-type") or b""
-        exchange = OpaqueExchange(request.method, target, content_type, request.body, context.live.fresh())
+        exchange = OpaqueExchange(request.method, target, content_type, request.body)
         headers = to_worker(request.headers, context.config)
-        await self._run(LogicalRequest(context, connection, exchange, headers, request.path, native=False))
+        await LogicalRequest(context, connection, exchange, headers, request.path, native=False).serve()
 
     async def _run(self, request: LogicalRequest) -> None:
         live, metrics = self._context.live, self._context.metrics

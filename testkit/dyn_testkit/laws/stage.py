@@ -40,6 +40,10 @@ class _TappedConnection:
     def offer(self, data: bytes) -> bool:
         return self._connection.offer(data)
 
+    @property
+    def pending(self) -> bool:
+        return self._connection.pending
+
 
 class _TappedListener:
     def __init__(self, listener: Listener, connections: list[_TappedConnection]) -> None:

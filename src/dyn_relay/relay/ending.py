@@ -1,0 +1,153 @@
+"""The ends of a logical request: what the client is told, and what is written down. Each request has exactly one."""
+
+from __future__ import annotations
+
+import trio
+
+from dyn_relay.formats.base import CannotComplete, End, Exchange
+from dyn_relay.relay.attempt import Attempt
+from dyn_relay.relay.context import Context
+from dyn_relay.relay.downstream import Downstream
+from dyn_relay.relay.failure import Failure, Kind
+from dyn_relay.relay.record import Outcome, RequestRecord, publish
+from dyn_relay.relay.state import Step
+
+#: The status of our own error, by the last failure's kind; 502 for the others.
+_STATUS = {Kind.CONNECT: 503, Kind.BUSY: 503, Kind.STALL: 504, Kind.FIRST_TOKEN: 504}
+#: Failures that an error message lists, the last ones.
+HISTORY_SHOWN = 10
+
+
+class Ending:
+    """Ends one request. Every method that writes raises `ConnectionBroken` if the client has left meanwhile."""
+
+    def __init__(
+        self, context: Context, exchange: Exchange, downstream: Downstream, record: RequestRecord, *, native: bool
+    ) -> None:
+        self._context = context
+        self._exchange = exchange
+        self._downstream = downstream
+        self._record = record
+        self._native = native
+
+    @property
+    def unseen(self) -> bool:
+        """The answer is only forwarded: how many tokens it has is not known here."""
+        return not self._exchange.verdict.migratable and not self._exchange.streaming
+
+    async def finish(self) -> None:
+        """The engine has said its last word, and it is an answer."""
+        if not self._downstream.ended:
+            await self._downstream.answer(self._exchange.answer(trio.current_time()))
+        if self._exchange.end is End.ABORTED:
+            self.close(Step.ABORT, Outcome.ABORTED, "worker")
+        else:
+            self.close(Step.FINISH, Outcome.DONE, "worker")
+
+    async def complete(self, history: tuple[Failure, ...]) -> bool:
+        """After a cut: True if nothing was left to generate, and the request has ended, one way or the other."""
+        try:
+            rest = self._exchange.complete(trio.current_time())
+        except CannotComplete as exc:
+            await self.cannot_continue(exc.reason, history)
+            return True
+        if rest is None:
+            return False
+        await self._give(rest)
+        self.close(Step.FINISH, Outcome.COMPLETED, "proxy")
+        return True
+
+    async def abort(self) -> None:
+        """An abort was wished while no worker had the request, or the worker did not obey."""
+        rest = self._exchange.abort(trio.current_time())
+        if rest is None:
+            await self._fail(502, "aborted", "the request was aborted")
+            return
+        await self._give(rest)
+        self.close(Step.ABORT, Outcome.ABORTED, "proxy")
+
+    def may_relay(self, attempt: Attempt) -> bool:
+        """May the engine's own error be the answer? Not if tokens of earlier attempts would be lost in silence."""
+        exchange = self._exchange
+        return exchange.delivered == exchange.attempt_tokens and (attempt.in_stream or not self._downstream.head_sent)
+
+    async def relay_engine(self, attempt: Attempt, history: tuple[Failure, ...]) -> None:
+        """The engine's own error is the answer, in its own words, where that is possible."""
+        exchange, downstream, kind = self._exchange, self._downstream, history[-1].kind
+        if not self.may_relay(attempt):
+            status = _STATUS.get(kind, 502)
+            if not attempt.in_stream and not exchange.delivered:
+                status = exchange.answer(trio.current_time()).status  # only the head is out, for keep-alive comments
+            await self._fail(status, kind.value, _words(history))
+            return
+        if exchange.streaming and attempt.in_stream:
+            await downstream.send(downstream.finish(exchange.last_words()))
+        else:
+            await downstream.answer(exchange.answer(trio.current_time()))
+        self._record.reason = self._record.reason or kind.value
+        self.close(Step.FINISH, Outcome.ENGINE_ERROR, "worker")
+
+    async def nobody_left(self, last: Attempt | None, history: tuple[Failure, ...]) -> None:
+        """Every worker was asked, or there is none."""
+        if not history:
+            await self._fail(503, "no_worker", "no worker is available")
+        elif any(failure.kind is Kind.UNFIT for failure in history):
+            await self._fail(502, "continuation_refused", _words(history))
+        elif history[-1].kind in (Kind.BUSY, Kind.FAILED) and last is not None:
+            await self.relay_engine(last, history)
+        else:
+            await self.failed("no_survivor", history)
+
+    async def cannot_continue(self, reason: str, history: tuple[Failure, ...]) -> None:
+        """The format refuses to go on."""
+        await self.failed(reason, history, f"; the request cannot be continued because of {reason}")
+
+    async def poison(self) -> None:
+        """Workers died under it."""
+        words = "workers died under this request before its first token: it is suspected of killing them"
+        await self._fail(502, "suspected_poison", words)
+
+    async def timed_out(self, limit: float) -> None:
+        """--request-timeout-secs is over."""
+        await self._fail(504, "request_timeout", f"the request did not end within {limit:g} s")
+
+    async def failed(self, reason: str, history: tuple[Failure, ...], words: str = "") -> None:
+        """No attempt may follow the last failure."""
+        await self._fail(_STATUS.get(history[-1].kind, 502), reason, _words(history) + words)
+
+    async def _give(self, rest: bytes) -> None:
+        """Hand over the end of an answer that was made here."""
+        if self._exchange.streaming:
+            await self._downstream.send(self._downstream.finish(rest))
+        else:
+            await self._downstream.answer(self._exchange.answer(trio.current_time()))
+
+    async def _fail(self, status: int, reason: str, message: str) -> None:
+        """Tell the client that there is no complete answer, so that it cannot be overlooked."""
+        exchange, downstream = self._exchange, self._downstream
+        self._record.reason = reason
+        if downstream.head_sent:
+            await downstream.fail(exchange.failure_event(status, reason, message))
+        else:
+            await downstream.answer(exchange.failure(status, reason, message, self._record.started_work))
+        self.close(Step.FAIL, Outcome.FAILED, "proxy")
+
+    def close(self, step: Step, outcome: Outcome, closed_by: str) -> None:
+        """The state's last step, the trace row, the log line, the metrics."""
+        record, exchange, context = self._record, self._exchange, self._context
+        record.step(step)
+        record.outcome, record.closed_by, record.status = outcome, closed_by, self._downstream.status
+        record.refusal = record.refusal or exchange.verdict.reason
+        record.migratable, record.reason = not record.refusal, record.reason or record.refusal
+        if record.refusal:
+            context.metrics.refused(record.refusal)
+        record.prompt_tokens = exchange.prompt_tokens
+        record.completion_tokens = None if self.unseen else exchange.delivered
+        record.cached_tokens, record.ended = exchange.cached_tokens, trio.current_time()
+        if self._native:
+            context.metrics.request_ended(outcome.value, record.ttft, exchange.cached_tokens)
+            publish(record, context.trace)
+
+
+def _words(history: tuple[Failure, ...]) -> str:
+    return "; ".join(map(str, history[-HISTORY_SHOWN:]))
