@@ -7,13 +7,15 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from dyn_relay.formats.base import UNKNOWN, End, Event, NativeRequest, Reading, Traits
+from dyn_relay.formats.base import End, Event, NativeRequest, Reading, Traits
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.format import SglangFormat
 
 SSE_HEAD = [(b"content-type", b"text/event-stream; charset=utf-8")]
 JSON_HEAD = [(b"content-type", b"application/json")]
 DIALECTS = ("cumulative", "incremental", "mixed")
+#: A worker that told its sampling defaults: it has none.
+TOLD = Traits(sampling_defaults={})
 DONE: Event = (b"data: [DONE]\n\n", b"[DONE]")
 
 
@@ -31,7 +33,7 @@ def request(body: object, headers: list[tuple[bytes, bytes]] | None = None, meth
     return NativeRequest(method, "/generate", JSON_HEAD if headers is None else headers, data)
 
 
-def opened(body: object, traits: Traits = UNKNOWN, **options: Any) -> SglangExchange:
+def opened(body: object, traits: Traits = TOLD, **options: Any) -> SglangExchange:
     exchange = SglangFormat(**options).open(request(body), "given")
     exchange.admit(traits)
     return exchange
@@ -177,7 +179,7 @@ class Plan:
 
     @property
     def traits(self) -> Traits:
-        return Traits(incremental=self.engine.dialect != "cumulative") if self.says else UNKNOWN
+        return Traits(incremental=self.engine.dialect != "cumulative", sampling_defaults={}) if self.says else TOLD
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sglang_kit import JSON_HEAD, opened, request
+from sglang_kit import JSON_HEAD, SSE_HEAD, TOLD, Engine, opened, request
 
 from dyn_relay.formats.base import UNKNOWN, Rejected, Traits, Verdict
 from dyn_relay.formats.sglang.admission import TABLE, page
@@ -157,7 +157,7 @@ def test_forbidden_sampling(name: str, value: Any) -> None:
 
 @pytest.mark.parametrize(("name", "value"), NEUTRAL_TOP)
 def test_neutral_top(name: str, value: Any) -> None:
-    assert verdict({**PLAIN, name: value}) == ""
+    assert verdict({**PLAIN, name: value}, TOLD) == ""
 
 
 @pytest.mark.parametrize(("name", "value"), NEUTRAL_SAMPLING)
@@ -237,7 +237,38 @@ def test_deep_values_are_not_looked_into() -> None:
     deep = b"[" * 600 + b"]" * 600
     assert verdict(b'{"input_ids":[1],"image_data":%s}' % deep) == "image_data"
     assert verdict(b'{"input_ids":[1],"sampling_params":{"stop":%s}}' % deep) == "stop"
-    assert verdict(b'{"input_ids":[1],"other":%s}' % deep) == ""
+    assert verdict(b'{"input_ids":[1],"other":%s}' % deep, TOLD) == ""
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 5000, "1" + "0" * 400])
+@pytest.mark.parametrize("field", ["max_new_tokens", "min_new_tokens", "stream_interval", "n", "frequency_penalty"])
+def test_numbers_out_of_range(field: str, number: str) -> None:
+    """The engine answers 400; that is not for us to say, nor to stumble over."""
+    given = {"max_new_tokens": "9", field: number}
+    params = ",".join(f'"{name}":{value}' for name, value in given.items())
+    body = f'{{"input_ids":[1],"sampling_params":{{{params}}}}}'.encode()
+    exchange = opened(body)
+    assert exchange.verdict.reason == field
+    assert exchange.dispatch(UNKNOWN, "x", 0.0).body == body
+    assert exchange.stall_allowance() == 0
+
+
+@pytest.mark.parametrize("field", ["stream", "rid", "text", "logprob_start_len", "top_logprobs_num", "image_data"])
+def test_numbers_out_of_range_elsewhere(field: str) -> None:
+    body = b'{"input_ids":[1],"%s":1e999}' % field.encode()
+    assert opened(body).dispatch(UNKNOWN, "x", 0.0).body
+
+
+def test_a_budget_is_an_int64() -> None:
+    assert verdict(sampling("max_new_tokens", 2**63 - 1)) == ""
+    assert verdict(sampling("max_new_tokens", 2**63)) == "max_new_tokens"
+
+
+@pytest.mark.parametrize("traits", [UNKNOWN, Traits(version="0.5.23", text=False)])
+def test_an_unresolved_budget(traits: Traits) -> None:
+    """E2, law 8: the worker may have another default than 128; the answer would be cut short in silence."""
+    assert verdict({"input_ids": [1]}, traits) == "max_new_tokens"
+    assert verdict(sampling("max_new_tokens", 9), traits) == ""
 
 
 def test_worker_with_a_tokenizer() -> None:
@@ -301,6 +332,29 @@ def test_compatible() -> None:
     assert not exchange.compatible(Traits(sampling_defaults={}))
     assert exchange.compatible(Traits(max_input=3))
     assert not exchange.compatible(Traits(max_input=2))
+
+
+@pytest.mark.parametrize(
+    ("told", "delivered", "other", "fits"),
+    [
+        ({}, 1, {}, True),
+        ({}, 1, None, False),
+        ({}, 0, None, True),
+        ({}, 0, {"top_p": 0.9}, False),
+        (None, 1, {}, True),
+        (None, 1, None, True),
+    ],
+)
+def test_unknown_defaults(told: Any, delivered: int, other: Any, fits: bool) -> None:
+    """Law 1: what may have other defaults does not continue an answer; to begin it again it is as good as any."""
+    exchange = opened(
+        {**PLAIN, "stream": True, "sampling_params": {"max_new_tokens": 3}}, Traits(sampling_defaults=told)
+    )
+    sent = json.loads(exchange.dispatch(UNKNOWN, "x", 0.0).body)
+    exchange.head(200, SSE_HEAD)
+    exchange.feed(Engine().events(sent)[:delivered], 1.0)
+    assert exchange.delivered == delivered
+    assert exchange.compatible(Traits(sampling_defaults=other)) == fits
 
 
 def test_headers_and_method_are_kept() -> None:

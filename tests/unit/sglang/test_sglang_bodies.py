@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang_kit import SSE_HEAD, Engine, dumps, opened
+from sglang_kit import SSE_HEAD, TOLD, Engine, dumps, opened
 
 from dyn_relay.formats.base import UNKNOWN, Traits
 from dyn_relay.formats.sglang.continuation import release, remaining
 from dyn_relay.formats.sglang.exchange import SglangExchange
 
-NEW = Traits(version="0.5.23")
+NEW = Traits(version="0.5.23", sampling_defaults={})
 
 
-def after(exchange: SglangExchange, tokens: int, traits: Traits = UNKNOWN) -> bytes:
+def after(exchange: SglangExchange, tokens: int, traits: Traits = TOLD) -> bytes:
     """The next attempt's body once the current one has delivered `tokens` and died."""
     sent = exchange.dispatch(traits, "first", 0.0)
     exchange.head(200, SSE_HEAD)
@@ -172,7 +172,7 @@ def test_budget_is_resolved(params: object, defaults: dict[str, object], left: d
     assert json.loads(after(exchange, 3, traits))["sampling_params"] == left
 
 
-LIMITED = Traits(max_input=2042)
+LIMITED = Traits(max_input=2042, sampling_defaults={})
 LONG = {"rid": "r", "input_ids": [7] * 2000, "stream": True}
 
 
@@ -192,7 +192,7 @@ LONG = {"rid": "r", "input_ids": [7] * 2000, "stream": True}
 def test_a_budget_that_nobody_gave_fits_the_context(params: Any, limit: int | None, left: dict[str, Any]) -> None:
     """E2: the context has 6 tokens more than `max_req_input_len`; only a budget that is given is refused above it."""
     exchange = opened({**LONG, "sampling_params": params})
-    assert json.loads(after(exchange, 3, Traits(max_input=limit)))["sampling_params"] == left
+    assert json.loads(after(exchange, 3, Traits(max_input=limit, sampling_defaults={})))["sampling_params"] == left
 
 
 def test_a_workers_own_budget_fits_the_context() -> None:
@@ -235,7 +235,7 @@ def test_answers_that_end_at_the_context_limit(params: Any, prompt: int, other: 
     exchange = opened(body, LIMITED)
     assert exchange.compatible(Traits(max_input=4000))  # nothing was delivered: there is no answer yet
     after(exchange, 3, LIMITED)
-    assert exchange.compatible(Traits(max_input=other)) == same
+    assert exchange.compatible(Traits(max_input=other, sampling_defaults={})) == same
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(None, None), (-1, -1), (0, -1), (2, -1)])

@@ -57,16 +57,22 @@ def unreadable(field: str, where: str, when: str, why: str) -> Row:
 def _wrong(field: str, kinds: type | tuple[type, ...]) -> Callable[[Request, Traits], bool]:
     def forbids(request: Request, _: Traits) -> bool:
         value = request.parameter(field)
-        if isinstance(value, bool) and kinds is int:
+        if kinds is int and isinstance(value, int) and (isinstance(value, bool) or abs(value) >= _INT_LIMIT):
             return True
         return not isinstance(value, Absent | None) and not isinstance(value, kinds)
 
     return forbids
 
 
-def _unbounded(request: Request, _: Traits) -> bool:
+#: Integers are int64 in the engine.
+_INT_LIMIT = 2**63
+
+
+def _unbounded(request: Request, traits: Traits) -> bool:
+    if "max_new_tokens" not in request.sampling and traits.sampling_defaults is None:
+        return True
     budget = request.max_new_tokens
-    return budget is None or budget < 0
+    return budget is None or not 0 <= budget < _INT_LIMIT
 
 
 def _batch(request: Request, _: Traits) -> bool:
@@ -159,7 +165,8 @@ TABLE: tuple[Row, ...] = (
     Row(
         "max_new_tokens",
         _SAMPLING,
-        "`null`, negative, or not an integer (absent is the worker's default, else 128)",
+        "`null`, negative, or not a 64-bit integer; absent (then the worker's default, else 128), if it has not "
+        "told its defaults",
         "without a budget nothing is left to reduce",
         _unbounded,
     ),

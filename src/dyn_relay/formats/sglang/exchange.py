@@ -17,7 +17,7 @@ from dyn_relay.formats.base import (
 from dyn_relay.formats.sglang import continuation, errors, fold
 from dyn_relay.formats.sglang.admission import judge
 from dyn_relay.formats.sglang.dialect import Dialect
-from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, error_object
+from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, Fault, error_object
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.request import Request, header
@@ -63,7 +63,10 @@ class SglangExchange(Reader):
         return self._request.fingerprint()
 
     def compatible(self, traits: Traits) -> bool:
-        """May a later attempt go to a worker with these traits? What a worker does not say is no obstacle."""
+        """May a later attempt go to a worker with these traits?
+
+        What a worker does not say is no obstacle, but for the sampling defaults of one that is to continue an answer.
+        """
         mine = self._traits
         if traits.text is True and self.verdict.migratable:
             return False
@@ -73,8 +76,9 @@ class SglangExchange(Reader):
             return False
         if self.delivered and continuation.ends_apart(self._request, mine, traits):
             return False
-        defaults = mine.sampling_defaults, traits.sampling_defaults
-        return None in defaults or defaults[0] == defaults[1]
+        if mine.sampling_defaults is None or (traits.sampling_defaults is None and not self.delivered):
+            return True
+        return mine.sampling_defaults == traits.sampling_defaults
 
     def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
         """Begin the next attempt, under the name `rid` if the request is migratable.
@@ -110,6 +114,8 @@ class SglangExchange(Reader):
         self._status = status
         self._content_type = header(headers, b"content-type") or b"application/json"
         if 200 <= status < 300:
+            if not self.verdict.migratable and not self.streaming:
+                return Reading.OPAQUE
             if self._content_type.lower().startswith(b"text/event-stream"):
                 return Reading.EVENTS
             if not self.verdict.migratable:
@@ -121,7 +127,9 @@ class SglangExchange(Reader):
         if self._status >= 400:
             self._whole = Answer(self._status, data, self._content_type)
             self.detail = _excerpt(data)
-            self.end = End.BUSY if self._status == 503 else End.FAILED if self._status >= 500 else End.REFUSED
+            self.end = Fault(self._status, self.detail).end(0)
+            if self._status == 503 and (self.streaming or self.verdict.migratable):
+                self.end = End.BUSY  # a stream has its status before its first token, whatever the words
             return
         if self._status == 200 and not self.streaming:
             self.feed(((b"", data), (b"", DONE)), now)
@@ -158,7 +166,13 @@ class SglangExchange(Reader):
         if self._finished:
             return self.complete(now)
         if not self.verdict.migratable:
-            return None
+            # A batch has several answers.
+            alone = not self._request.unreadable and self.verdict.reason not in ("batch", "n")
+            return (
+                self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
+                if alone and not self._shown
+                else None
+            )
         self._settle()
         if self._ledger.template is None:
             return self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)

@@ -116,7 +116,8 @@ class Reader:
                 elif data == DONE:
                     out.append(self._done(whole))
                 else:
-                    out.append(self._take(whole, data, now))
+                    # JSON has line ends between its words only; in an event that is written again they would end it.
+                    out.append(self._take(whole, data.replace(b"\n", b" "), now))
         except _UNREADABLE as exc:
             # NotJson and Foreign are ValueErrors; so is a count that does not add up.
             self._stop(End.GARBAGE, str(exc))
@@ -256,7 +257,7 @@ class Reader:
         if self._finished:
             return  # what comes after the finish cannot unmake the answer
         self._fault = found
-        self._stop(found.end(self._attempt.tokens), found.message)
+        self._stop(found.end(self.attempt_tokens), found.message)
         self._held = self._renamed(whole, data)
 
     def _renamed(self, whole: bytes, data: bytes) -> bytes:

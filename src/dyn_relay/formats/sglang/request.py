@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Raw
 
 from dyn_relay.formats.base import Headers, NativeRequest
-from dyn_relay.formats.sglang.wire import NULL, Fields, Foreign, NotJson, plain, raw, read_fields, write
+from dyn_relay.formats.sglang.wire import NULL, Fields, Foreign, NotJson, plain, raw, read_fields
 
 #: SGLang's own default for `max_new_tokens` (SamplingParams, 0.5.23).
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -177,8 +177,8 @@ class Request:
         result = {name: value for name, value in self.fields.items() if name not in drop}
         result.update(fields)
         if sampling:
-            result["sampling_params"] = Raw(write({**self.sampling, **sampling}))
-        return write(result)
+            result["sampling_params"] = raw({**self.sampling, **sampling})
+        return bytes(raw(result))
 
     def fingerprint(self) -> bytes:
         """32 bytes, equal for two bodies that ask the same of an engine, under whatever rid."""
@@ -193,7 +193,7 @@ class Request:
 def _value(value: Raw) -> object:
     try:
         return plain(value)
-    except RecursionError:
+    except (RecursionError, msgspec.DecodeError):  # too deep, or a number out of all bounds
         return value
 
 
