@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,16 @@ class LiveRequests:
         #: Every rid that some worker may know, the clients' own and the attempts'; in order, for those that extend one.
         self._names: set[str] = set()
         self._ordered: list[str] = []
+        #: How many of them have which length: of all the prefixes of a name, only these can be one of them.
+        self._lengths: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    @property
+    def names(self) -> int:
+        """How many names are remembered."""
+        return len(self._names)
 
     def __contains__(self, rid: str) -> bool:
         return rid in self._requests
@@ -57,12 +65,16 @@ class LiveRequests:
         """An attempt is sent under this name."""
         if name not in self._names:
             self._names.add(name)
+            self._lengths[len(name)] += 1
             insort(self._ordered, name)
 
     def forget(self, name: str) -> None:
         """No attempt has this name any more."""
         if name in self._names:
             self._names.remove(name)
+            self._lengths[len(name)] -= 1
+            if not self._lengths[len(name)]:
+                del self._lengths[len(name)]
             del self._ordered[bisect_left(self._ordered, name)]
 
     def matching(self, prefix: str) -> list[LogicalRequest]:
@@ -76,4 +88,4 @@ class LiveRequests:
         at = bisect_right(self._ordered, name)
         if at < len(self._ordered) and self._ordered[at].startswith(name):
             return True
-        return any(name[:length] in self._names for length in range(1, len(name)))
+        return any(name[:length] in self._names for length in self._lengths if length < len(name))
