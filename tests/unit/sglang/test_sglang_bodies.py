@@ -80,12 +80,12 @@ def test_rid_is_put_in_front() -> None:
 def test_unary_becomes_a_stream() -> None:
     """D3; the values that are not ours keep their spelling."""
     body = (
-        b'{"input_ids":[1],"stream":false,"sampling_params":{"temperature":1.0e-1,"max_new_tokens":300},'
+        b'{"input_ids":[1],"stream":false,"sampling_params":{"temperature":1.0e-1,"max_new_tokens":600},'
         b'"room":9223372036854775807}'
     )
     sent = opened(body, NEW).dispatch(NEW, "given", 0.0).body
     assert sent == (
-        b'{"input_ids":[1],"stream":true,"sampling_params":{"temperature":1.0e-1,"max_new_tokens":300,"stream_interval":20},'
+        b'{"input_ids":[1],"stream":true,"sampling_params":{"temperature":1.0e-1,"max_new_tokens":600,"stream_interval":40},'
         b'"room":9223372036854775807,"rid":"given"}'
     )
 
@@ -93,10 +93,11 @@ def test_unary_becomes_a_stream() -> None:
 @pytest.mark.parametrize(
     ("traits", "params", "interval"),
     [
-        (NEW, {"max_new_tokens": 150}, 10),
-        (NEW, {"max_new_tokens": 151}, 11),
-        (NEW, {"max_new_tokens": 1}, 1),
-        (NEW, None, 9),
+        (NEW, {"max_new_tokens": 1}, 32),
+        (NEW, {"max_new_tokens": 480}, 32),
+        (NEW, {"max_new_tokens": 481}, 33),
+        (NEW, {"max_new_tokens": 495}, 33),
+        (NEW, None, 32),
         (Traits(version="0.5.23.post1", incremental=True), {"max_new_tokens": 4000}, 32),
         (Traits(version="0.5.24rc1", incremental=False), {"max_new_tokens": 1500}, 100),
         (Traits(version="0.5.22"), {"max_new_tokens": 150}, None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from functools import lru_cache
 
 from msgspec import Raw
 
@@ -16,8 +17,9 @@ _INTERVAL_SINCE = (0, 5, 23)
 #: Events that a unary answer from a cumulative worker comes in: each repeats what was, so n of them are n/2 answers.
 _CUMULATIVE_EVENTS = 15
 
-#: Tokens an event from an incremental worker; deltas cost nothing but their frames.
-_INCREMENTAL_INTERVAL = 32
+#: Tokens an event, at least; that many are generated again sooner than they are worth an event. From an incremental
+#: worker no more either: deltas cost nothing but their frames.
+_LEAST_INTERVAL = 32
 
 #: Worker-specific: never sent to another worker. A rank number means nothing on an engine with other ranks.
 _BOUND_TO_WORKER = frozenset({"kv_hints", "routed_dp_rank", "data_parallel_rank"})
@@ -34,6 +36,7 @@ def remaining(max_new_tokens: int, min_new_tokens: int, delivered: int) -> tuple
     return left, min(max(min_new_tokens - delivered, 0), left)
 
 
+@lru_cache
 def release(version: str | None) -> tuple[int, ...]:
     """The leading numbers of a version, () if unknown."""
     numbers = []
@@ -54,8 +57,10 @@ def interval(request: Request, traits: Traits, delivered: int) -> int:
         return max(asked or 0, 0)
     if release(traits.version) < _INTERVAL_SINCE or "stream_interval" in request.sampling:
         return 0
+    if traits.incremental:
+        return _LEAST_INTERVAL
     left, _ = remaining(request.max_new_tokens or 0, 0, delivered)
-    return _INCREMENTAL_INTERVAL if traits.incremental else max(-(-left // _CUMULATIVE_EVENTS), 1)
+    return max(-(-left // _CUMULATIVE_EVENTS), _LEAST_INTERVAL)
 
 
 def first(request: Request, traits: Traits, rid: str) -> bytes:
