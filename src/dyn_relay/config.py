@@ -42,6 +42,11 @@ def _is_path(value: object) -> None:
         raise ValueError("must begin with /")
 
 
+def _is_key(value: object) -> None:
+    if value is not None and not (str(value) and all(0x21 <= ord(character) <= 0x7E for character in str(value))):
+        raise ValueError("must be printable ASCII without blanks or line ends")
+
+
 def _are_urls(value: object) -> None:
     if not value:
         return
@@ -63,7 +68,7 @@ def _option(
     verify: Callable[[object], None] | None = None,
 ) -> Any:
     rules: dict[str, object] = {"section": section, "help": text, "minimum": minimum, "maximum": maximum}
-    rules |= {"env": env, "secret": secret, "verify": verify}
+    rules |= {"env": env, "secret": secret, "verify": _is_key if secret else verify}
     return dataclasses.field(default=default, repr=not secret, metadata=rules)
 
 
@@ -163,7 +168,11 @@ class Config:
     api_key: str | None = _option(KEYS, None, "Clients must send this as a Bearer token.", secret=True)
     worker_api_key: str | None = _option(KEYS, None, "Sent to workers as a Bearer token, probes too.", secret=True)
     admin_api_key: str | None = _option(
-        KEYS, None, "Needed, instead of the API key, to change workers, to abort and to drain.", secret=True
+        KEYS,
+        None,
+        "Needed, instead of the API key, to change workers, to abort and to drain.",
+        secret=True,
+        verify=_is_key,
     )
 
     trace_file: str | None = _option(OBSERVE, None, "Append one JSON line per finished request to this file.")

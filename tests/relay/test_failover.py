@@ -83,7 +83,7 @@ async def test_the_limit_names_every_failure(autojump_clock):
 async def test_busy_moves_on_without_a_mark(autojump_clock, stream):
     """A8: 503 on w1 -> w2 at once; w1 stays healthy, no migration is counted, the limit is not touched."""
     plan = FaultPlan.of(faults.Fault(faults.AT_HEAD, status(503), every))
-    async with world(plans=[plan, None], policy="round_robin", migration_limit=0) as w:
+    async with world(plans=[plan, None], policy="round_robin", migration_limit=1) as w:
         for _ in range(4):
             response = await w.ask(generate(stream=stream))
             assert judged(response, generate(stream=stream), ORACLE) == []

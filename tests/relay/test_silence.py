@@ -114,7 +114,7 @@ async def test_first_token_timeout(autojump_clock, stream):
         assert judged(response, generate(stream=stream), ORACLE) == []
         assert 7 <= trio.current_time() - begin < 9
     async with world(plans=[plan], migration_limit=0, first_token_timeout_secs=7) as w:
-        response = await w.ask(generate(stream=stream))
+        response = await w.ask(generate())
         assert response.status == 504
         assert response.json()["reason"] == "migration_limit"
 

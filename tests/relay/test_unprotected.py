@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-import trio
 
 from dyn_relay.formats.sglang.admission import TABLE
 from dyn_testkit import faults
@@ -14,6 +13,7 @@ from dyn_testkit.faults import CLOSE, KILL_WORKER, FaultPlan, at_token, every
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import generate
 from tests.relay.harness import world
+from tests.relay.odd import scripted
 
 #: reason -> what makes a request unmigratable for that reason, and what its worker needs to take it.
 ROWS: dict[str, dict[str, object]] = {
@@ -129,45 +129,6 @@ async def test_bridge(autojump_clock):
         assert put.status == 200
         await w.quiet()
         assert [worker.in_flight for worker in w.app.fleet.workers] == [0, 0]
-
-
-class Scripted:
-    """A worker that answers `/health` and, to everything else, sends the given bytes and closes."""
-
-    def __init__(self, answer: bytes) -> None:
-        self.answer = answer
-        self.heads: list[bytes] = []
-
-    async def run(self, network, host, task_status=trio.TASK_STATUS_IGNORED):
-        listener = await network.listen(host, 30000)
-        task_status.started()
-        async with trio.open_nursery() as nursery:
-            while True:
-                nursery.start_soon(self._serve, await listener.accept())
-
-    async def _serve(self, connection):
-        head = b""
-        while b"\r\n\r\n" not in head:
-            data = await connection.receive()
-            if not data:
-                return
-            head += data
-        if head.startswith(b"GET /health"):
-            await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        elif b"_info " in head:
-            await connection.send(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        else:
-            self.heads.append(head)
-            await connection.send(self.answer)
-        connection.close()
-
-
-async def scripted(w, answer: bytes, host: str = "odd") -> Scripted:
-    worker = Scripted(answer)
-    await w.nursery.start(worker.run, w.network, host)
-    w.app.fleet.add(f"http://{host}:30000")
-    await w.ready()
-    return worker
 
 
 async def test_a_chat_completion_is_not_imitated(autojump_clock):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import posixpath
+from urllib.parse import unquote
 
 from dyn_relay.config import Config
 from dyn_relay.formats.base import Answer
@@ -42,13 +44,18 @@ ADMIN = frozenset(
 UNAUTHORIZED = Answer(401, b'{"error":"Unauthorized"}')
 
 
+def canonical(path: str) -> str:
+    """The path as the most obliging server would read it: percent-decoded, without dot or empty segments."""
+    return posixpath.normpath("/" + unquote(path).lstrip("/"))
+
+
 def refusal(request: Request, config: Config, *, admin: bool) -> Answer | None:
     """The answer to a request without the right key; None if it may pass.
 
     With --admin-api-key, `admin` endpoints take that key and no other.
     """
     path = request.path.rstrip("/")
-    admin = admin or path in ADMIN
+    admin = admin or canonical(path) in ADMIN
     key = config.admin_api_key if admin and config.admin_api_key else config.api_key
     if key is None or request.method == "OPTIONS" or path in OPEN:
         return None

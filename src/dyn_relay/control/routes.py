@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dyn_relay.config import Config
-from dyn_relay.control.auth import refusal
+from dyn_relay.control.auth import ADMIN, canonical, refusal
 from dyn_relay.control.endpoints import BadInput, Endpoints
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.errors import error_body
@@ -56,7 +56,7 @@ class Door:
         """A `http11.server.Handler`."""
         path, name = _split(request.path)
         route = _SERVER if request.target == b"*" else ROUTES.get(path)
-        answer = refusal(request, self._config, admin=route is not None and route.admin)
+        answer = refusal(request, self._config, admin=route is not None and route.admin) or _odd(request)
         if answer is None and route is None:
             await self._relay.serve(connection, request)
             return
@@ -82,6 +82,16 @@ class Door:
             return handler(self._endpoints, request, name), []
         except BadInput as exc:
             return Answer(400, error_body(400, str(exc))), []
+
+
+def _odd(request: Request) -> Answer | None:
+    """The answer to what must not reach a worker: our own paths in disguise, and TRACE, which echoes credentials."""
+    if request.method == "TRACE":
+        return _NOT_ALLOWED
+    plain = canonical(request.path)
+    if plain != (request.path.rstrip("/") or "/") and (plain in ROUTES or plain in ADMIN):
+        return Answer(400, error_body(400, f"the path is {plain} in disguise"))
+    return None
 
 
 def _split(path: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ stream.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,7 +17,7 @@ import trio
 
 from dyn_relay.config import Config
 from dyn_relay.fleet.worker import Signal, State, Worker
-from dyn_relay.formats.base import Format, Headers
+from dyn_relay.formats.base import UNKNOWN, Format, Headers
 from dyn_relay.http11.client import BadResponse, Origin, Pool, Response
 from dyn_relay.net import ConnectFailed, ConnectionBroken
 
@@ -26,6 +27,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("fleet")
 QUICK = 1.0
 #: An info endpoint answers from memory; SGLang serves it also while its scheduler is busy.
 INFO_TIMEOUT = 5.0
+#: Time that a worker which failed an attempt gets to show that it lives.
+LIFE_SIGN_TIMEOUT = 2.0
 #: A ready worker's infos are read again after so many good probes: weights are updated in place.
 REREAD = 6
 
@@ -71,17 +74,21 @@ class Examiner:
     async def learn(self, worker: Worker) -> None:
         """Read the worker's info endpoints into its traits. One that has none stays usable, with unknown traits."""
         infos: dict[str, bytes] = {}
+        unread = False
         for path in self._format.info_paths:
             answer = await self._get(worker, path, INFO_TIMEOUT)
             if isinstance(answer, Probe):
                 if answer.refused:
                     return
+                unread = True
                 log.warning("worker's info cannot be read", worker=worker.id, path=path, cause=answer.cause)
             elif answer.status in (401, 403):
                 # Loud: without its traits, more requests than need be are served without protection.
                 log.error("worker refuses the key; see --worker-api-key", worker=worker.id, path=path)
             elif answer.status == 200:
                 infos[path] = answer.body
+        if unread and worker.traits != UNKNOWN:
+            return  # what was read before is better than half of it
         try:
             traits = self._format.traits(infos)
         except Exception as exc:
@@ -92,6 +99,10 @@ class Examiner:
             log.info("worker described", worker=worker.id, version=traits.version, weights=traits.weight_version)
         worker.traits = traits
         worker.learnt = True
+
+    async def lives(self, worker: Worker) -> bool:
+        """Does it answer at all, whatever the status? The info endpoint answers from memory, also while it is busy."""
+        return isinstance(await self._get(worker, self._format.info_paths[0], LIFE_SIGN_TIMEOUT), Response)
 
     async def _get(self, worker: Worker, path: str, timeout: float) -> Response | Probe:
         try:
@@ -122,6 +133,9 @@ class Watch:
         self._alarmed = False  # a request failed since the current probe began
         self._until_reread = REREAD
         self._ended = False
+        self._questioning = trio.Lock()
+        self._answered_at = -math.inf
+        self._lives = True
 
     async def run(self) -> None:
         """Probe until `stop`."""
@@ -154,23 +168,33 @@ class Watch:
         self._wake.set()
 
     async def ask(self) -> Probe:
-        """What a probe says that begins now or later. Not well if the probing ends meanwhile."""
-        wanted = self._begun + 1
+        """What a probe says that begins now or later, or one in flight if it fails. Not well if the probing ends."""
+        wanted, before = self._begun + 1, self._last[0]
         self._wake.set()
-        while self._last[0] < wanted and not self._ended:
+        while not self._ended:
+            number, probe = self._last
+            if number >= wanted or (number > before and not probe.ok):
+                return probe
             await self._asking.park()
-        number, probe = self._last
-        return probe if number >= wanted else Probe(False, cause="no longer probed")
+        return Probe(False, cause="no longer probed")
+
+    async def lives(self) -> bool:
+        """Does the worker answer at all? One question is in flight, however many ask."""
+        async with self._questioning:
+            if self._clock() - self._answered_at >= LIFE_SIGN_TIMEOUT:
+                self._lives = await self._examiner.lives(self.worker)
+                self._answered_at = self._clock()
+            return self._lives
 
     async def _probe(self) -> None:
         self._begun += 1
         self._alarmed = False
         probe = await self._examiner.probe(self.worker)
+        self._last = (self._begun, probe)
+        self._asking.unpark_all()
         if probe.ok and self.worker.state is not State.READY and not self.worker.learnt:
             # Before anybody is sent there: it may be a new process.
             await self._examiner.learn(self.worker)
-        self._last = (self._begun, probe)
-        self._asking.unpark_all()
         self._judge(probe)
         await self._reread(probe)
 

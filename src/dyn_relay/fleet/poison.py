@@ -138,6 +138,10 @@ class Probation:
         """May a suspect be tried on this worker now?"""
         return worker not in self._on_worker and fingerprint not in self._on_trial
 
+    def on_trial_at(self, worker: str) -> bool:
+        """Is a suspect on probation there?"""
+        return worker in self._on_worker
+
     def trial(self, worker: str, fingerprint: bytes, *, proven: bool = False) -> Trial:
         """An attempt's place in this. `proven`: an earlier attempt of the request gave tokens."""
         return Trial(self, worker, fingerprint, proven)

@@ -6,6 +6,7 @@ For the relay: `choose` (or `pick`), `lease`, `trial`, `report` and `ask`; `pois
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection
 
@@ -30,6 +31,10 @@ TIERS: tuple[frozenset[State], ...] = (
     frozenset({State.STARTING, State.UNREADY, State.SUSPECT}),
     frozenset({State.DEAD}),
 )
+
+
+#: At most this share of the workers tries suspects at a time; the others serve the rest undisturbed.
+QUARANTINE_SHARE = 0.5
 
 
 def _anybody(worker: Worker) -> bool:
@@ -136,6 +141,9 @@ class Fleet:
         Ready ones if there is any, else the others. None only if nobody is left. Take the lease before awaiting.
         """
         candidates = self._candidates(exclude, accept)
+        if self.wary:
+            # A suspect's turn must be short, since others wait for theirs: let its worker's queue run empty.
+            candidates = [w for w in candidates if not self._probation.on_trial_at(w.id)] or candidates
         return self._policy.choose(candidates) if candidates else None
 
     def choose_now(
@@ -158,7 +166,8 @@ class Fleet:
             raise SuspectedPoison
         candidates = self._candidates(exclude, accept)
         free = [worker for worker in candidates if self._probation.may_begin(fingerprint, worker.id)]
-        if candidates and not free:
+        on_trial = sum(self._probation.on_trial_at(worker.id) for worker in candidates)
+        if candidates and (not free or on_trial >= math.ceil(len(candidates) * QUARANTINE_SHARE)):
             raise NotYet
         return self._policy.choose(free) if free else None
 
@@ -225,6 +234,11 @@ class Fleet:
         """
         watch = self._watches.get(worker.id)
         return Probe(False, cause="no longer probed") if watch is None else await watch.ask()
+
+    async def lives(self, worker: Worker) -> bool:
+        """After a failure: does the worker answer at all? False within a few seconds if it does not."""
+        watch = self._watches.get(worker.id)
+        return watch is not None and await watch.lives()
 
     # -- inside
 

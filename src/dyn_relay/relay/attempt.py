@@ -9,9 +9,9 @@ import trio
 
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import End, Exchange, Outbound, Reading
-from dyn_relay.http11.client import Upstream, fetch, request_parts
+from dyn_relay.http11.client import Upstream, request_parts
 from dyn_relay.http11.errors import BadResponse, EventTooLarge
-from dyn_relay.http11.headers import Headers
+from dyn_relay.http11.headers import Headers, end_to_end
 from dyn_relay.net import ConnectFailed, ConnectionBroken, Ended
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
@@ -22,10 +22,13 @@ from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 
 #: Seconds to wait for the end of the framing after the engine's last word, so that the connection can be reused.
 TAIL_PATIENCE = 0.1
-#: Seconds that a worker which cut an attempt gets to show that it lives.
-LIFE_SIGN_PATIENCE = 2.0
+TOO_MANY_REQUESTS = 429
+#: Seconds after the sending in which the end of a reused connection is put down to its age.
+STALE_WINDOW = 2.0
 
 _KINDS = {End.REFUSED: Kind.REFUSED, End.BUSY: Kind.BUSY, End.FAILED: Kind.FAILED, End.GARBAGE: Kind.GARBAGE}
+#: Made anew with the answer that is handed on.
+_REWRITTEN = (b"content-type", b"content-length")
 #: Failures that are a whole, well-formed answer: the connection can serve another request.
 _ANSWERS = (Kind.REFUSED, Kind.UNFIT, Kind.BUSY, Kind.FAILED)
 
@@ -59,6 +62,13 @@ class Attempt:
     def in_stream(self) -> bool:
         """The answer is, or was to be, a stream of events."""
         return self.reader is not None and self.reader.reading is Reading.EVENTS
+
+    @property
+    def worker_headers(self) -> Headers:
+        """The end-to-end headers of a whole answer, for handing it on in the worker's own words."""
+        if self.reader is None or self.reader.reading is not Reading.WHOLE:
+            return []
+        return [pair for pair in end_to_end(self.reader.response.headers) if pair[0] not in _REWRITTEN]
 
     def unwanted(self) -> None:
         """The request was aborted: if the attempt is not sent yet, it never is."""
@@ -222,10 +232,11 @@ class Attempt:
         if reader.done:
             end = self._exchange.end
             if end in _KINDS:
-                return self._failure(self._kind(end), self._phase(reader), self._exchange.detail)
+                return self._failure(self._kind(end, reader), self._phase(reader), self._exchange.detail)
             if end is not None or reader.reading is Reading.OPAQUE:
                 return None
-        if upstream.reused and not reader.response.bytes_seen:
+        young = trio.current_time() - self._sent_at < STALE_WINDOW
+        if upstream.reused and young and not reader.response.bytes_seen:
             return self._failure(Kind.STALE, Phase.SENT, "")
         words = "reset" if ended is Ended.SOURCE_BROKEN else "end of stream"
         return self._failure(Kind.CUT, self._phase(reader), words)
@@ -234,20 +245,6 @@ class Attempt:
         """Does the worker pass a probe? A busy engine is not a dead one."""
         with trio.move_on_after(self._context.config.stall_timeout_secs):
             return (await self._context.fleet.ask(self.worker)).ok
-        return False
-
-    async def worker_died(self) -> bool:
-        """After a failure: is it the worker that is gone, and not just this connection? Takes at most a few seconds.
-
-        The info endpoint answers from the HTTP process's memory, also while the engine is busy.
-        """
-        context = self._context
-        try:
-            await fetch(
-                context.pool, self.worker.origin, "GET", context.format.info_paths[0], timeout=LIFE_SIGN_PATIENCE
-            )
-        except (ConnectFailed, ConnectionBroken, BadResponse, trio.TooSlowError):
-            return True
         return False
 
     async def _read_tail(self, upstream: Upstream, reader: AnswerReader) -> None:
@@ -262,10 +259,12 @@ class Attempt:
             except (ConnectionBroken, BadResponse):
                 return
 
-    def _kind(self, end: End) -> Kind:
+    def _kind(self, end: End, reader: AnswerReader) -> Kind:
         exchange = self._exchange
         continued = exchange.delivered > 0 and not exchange.attempt_tokens
-        return Kind.UNFIT if end is End.REFUSED and continued else _KINDS[end]
+        if end is not End.REFUSED or not continued:
+            return _KINDS[end]
+        return Kind.BUSY if reader.response.status == TOO_MANY_REQUESTS else Kind.UNFIT
 
     def _phase(self, reader: AnswerReader) -> Phase:
         if self._exchange.attempt_tokens:

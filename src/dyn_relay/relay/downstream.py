@@ -11,27 +11,47 @@ from dyn_relay.http11.server import ServerConnection
 #: Says on every answer that a worker takes part in whether the request would survive that worker.
 MIGRATABLE_HEADER = b"x-dyn-relay-migratable"
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+#: Seconds that a client which does not read gets to take the error event that ends its stream.
+FAIL_PATIENCE = 2.0
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Downstream:
     """One answer to one client, streamed or whole."""
 
-    __slots__ = ("_headers", "_streamed", "_verdict", "connection", "ended", "head_sent", "last_write", "status")
+    __slots__ = (
+        "_answered",
+        "_answering",
+        "_events",
+        "_finished",
+        "_headers",
+        "_streamed",
+        "_verdict",
+        "connection",
+        "head_sent",
+        "last_write",
+        "status",
+    )
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
         #: The head of a streamed answer is out: from now on errors are events and broken framing.
         self.head_sent = False
-        #: The answer is complete on the wire.
-        self.ended = False
         #: What the client sees; 0 while it has seen nothing.
         self.status = 0
         #: When the client last got a byte of a stream.
         self.last_write = trio.current_time()
         self._verdict = b"yes"
+        self._finished = self._answering = self._answered = False
         self._headers: Headers | None = None
         self._streamed = 200
+        #: The body is a stream of events, in which comments have a place.
+        self._events = True
+
+    @property
+    def ended(self) -> bool:
+        """The whole answer has been handed to the system."""
+        return self._answered or (self._finished and not self.connection.connection.pending)
 
     def judge(self, verdict: Verdict) -> None:
         """What the answer's header says."""
@@ -43,6 +63,7 @@ class Downstream:
             # A worker behind a relay of its own says what that one would rescue; here only our word counts.
             kept = [pair for pair in end_to_end(headers) if pair[0] != MIGRATABLE_HEADER]
             self._headers = kept if sized else [pair for pair in kept if pair[0] != b"content-length"]
+            self._events = not sized
             self._streamed = status
 
     def wrap(self, body: bytes) -> bytes:
@@ -56,7 +77,7 @@ class Downstream:
 
     def finish(self, body: bytes) -> bytes:
         """As `wrap`, and the end of the answer."""
-        self.ended = True
+        self._finished = True
         return self.wrap(body) + self.connection.last()
 
     async def send(self, data: bytes) -> None:
@@ -65,15 +86,17 @@ class Downstream:
 
     async def answer(self, answer: Answer) -> None:
         """A whole answer; only while no head was sent. Raises `ConnectionBroken`."""
-        self.ended = True
+        self._answering = True
         self.status = answer.status
         headers = [(b"content-type", answer.content_type), *answer.headers, (MIGRATABLE_HEADER, self._verdict)]
         await self.connection.respond(answer.status, headers, answer.body)
+        self._answered = True
 
     async def fail(self, event: bytes) -> None:
         """Break a started stream off: an error event, then no last chunk, so that nobody takes it for complete."""
         try:
-            await self.send(self.wrap(event))
+            with trio.move_on_after(FAIL_PATIENCE):
+                await self.send(self.wrap(event))
         finally:
             self.connection.break_off()
 
@@ -81,7 +104,7 @@ class Downstream:
         """Send a comment whenever a stream's client got nothing for `interval` seconds; runs until cancelled."""
         while True:
             await trio.sleep_until(self.last_write + interval)
-            if self.ended:
+            if self._finished or self._answering or not self._events:
                 return
             now = trio.current_time()
             if now >= self.last_write + interval:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import trio
 
 from dyn_relay.formats.base import CannotComplete, End, Exchange
@@ -37,7 +39,7 @@ class Ending:
 
     async def finish(self) -> None:
         """The engine has said its last word, and it is an answer."""
-        if not self._downstream.ended:
+        if not self._downstream.head_sent:
             await self._downstream.answer(self._exchange.answer(trio.current_time()))
         if self._exchange.end is End.ABORTED:
             self.close(Step.ABORT, Outcome.ABORTED, "worker")
@@ -83,14 +85,17 @@ class Ending:
         if exchange.streaming and attempt.in_stream:
             await downstream.send(downstream.finish(exchange.last_words()))
         else:
-            await downstream.answer(exchange.answer(trio.current_time()))
+            answer = exchange.answer(trio.current_time())
+            await downstream.answer(replace(answer, headers=[*answer.headers, *attempt.worker_headers]))
         self._record.reason = self._record.reason or kind.value
         self.close(Step.FINISH, Outcome.ENGINE_ERROR, "worker")
 
-    async def nobody_left(self, last: Attempt | None, history: tuple[Failure, ...]) -> None:
-        """Every worker was asked, or there is none."""
+    async def nobody_left(self, last: Attempt | None, history: tuple[Failure, ...], *, unfit: bool) -> None:
+        """Every worker was asked, or there is none; `unfit`: there are some, but none that could continue it."""
         if not history:
             await self._fail(503, "no_worker", "no worker is available")
+        elif unfit:
+            await self.failed("no_fit_worker", history, "; no other worker can take what the continuation needs")
         elif any(failure.kind is Kind.UNFIT for failure in history):
             await self._fail(502, "continuation_refused", _words(history))
         elif history[-1].kind in (Kind.BUSY, Kind.FAILED) and last is not None:
@@ -144,6 +149,8 @@ class Ending:
         record.prompt_tokens = exchange.prompt_tokens
         record.completion_tokens = None if self.unseen else exchange.delivered
         record.cached_tokens, record.ended = exchange.cached_tokens, trio.current_time()
+        route = record.path if self._native else "bridged"
+        context.metrics.http_requests_total(route, f"{record.status // 100}xx" if record.status else "none").inc()
         if self._native:
             context.metrics.request_ended(outcome.value, record.ttft, exchange.cached_tokens)
             publish(record, context.trace)

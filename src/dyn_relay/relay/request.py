@@ -131,7 +131,8 @@ class LogicalRequest:
             while not self.abort_wished:
                 worker = await self._choose()
                 if worker is None:
-                    return await self._ending.nobody_left(self._last, self._budget.history)
+                    unfit = self._context.fleet.pick(self._budget.excluded) is not None
+                    return await self._ending.nobody_left(self._last, self._budget.history, unfit=unfit)
                 failure = await self._try(worker)
                 if failure is None:
                     return await self._ending.finish()
@@ -206,6 +207,7 @@ class LogicalRequest:
             verdict = Verdict("migration_limit")
         elif verdict.migratable and self._too_long():
             verdict = Verdict("migration_max_seq_len")
+        self._exchange.verdict = verdict
         self._downstream.judge(verdict)
         record.migratable, record.refusal = verdict.migratable, verdict.reason
 
@@ -237,7 +239,7 @@ class LogicalRequest:
                 fleet.report(worker, True)
                 self._current = None
                 return None
-            if failure.rule.penalty:
+            if failure.rule.penalty and not self.abort_wished:
                 fleet.report(worker, False, failure.detail, failure.kind.value)
             if self._suspicious(failure, record):
                 await self._investigate(attempt, trial)
@@ -245,7 +247,7 @@ class LogicalRequest:
 
     async def _investigate(self, attempt: Attempt, trial: Trial) -> None:
         """The attempt failed before its first token: did its worker die of it? Raises `SuspectedPoison`."""
-        if await unless_gone(self._client, attempt.worker_died):
+        if not await unless_gone(self._client, partial(self._context.fleet.lives, attempt.worker)):
             trial.fingerprint = self._exchange.fingerprint()
             if trial.died() is Finding.CONVICTED:
                 self._leave()
@@ -258,7 +260,7 @@ class LogicalRequest:
         speaks against it.
         """
         late = self._ending.unseen and record.ended - record.started > SUSPICION_WINDOW
-        return failure.rule.suspicious and not late
+        return failure.rule.suspicious and not self._proven and not late
 
     def _survived(self, resumed_from: int) -> None:
         """The first token of an attempt is there."""
@@ -289,7 +291,8 @@ class LogicalRequest:
             record.tokens = self._exchange.attempt_tokens
             if record.tokens:
                 self.record.step(Step.PROGRESS)
-        self._context.metrics.attempt_ended(record)
+        if self._native:
+            self._context.metrics.attempt_ended(record)
 
     # -- aborts ----------------------------------------------------------------------------------------------------
 
@@ -335,8 +338,11 @@ class LogicalRequest:
         if failure.rule.action is Action.RELAY or self._engine_has_spoken(failure, attempt):
             await ending.relay_engine(attempt, history)
             return False
-        if failure.kind not in _NOTHING_TO_COMPLETE and await ending.complete(history):
-            return False
+        if failure.kind not in _NOTHING_TO_COMPLETE:
+            if await ending.complete(history):
+                return False
+            # The format may have gone back to tokens that it is sure of.
+            self.record.attempts[-1].tokens = self._exchange.attempt_tokens
         if self.abort_wished:
             return True  # `_run` ends it
         reason = self._forbids(failure)

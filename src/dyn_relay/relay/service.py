@@ -60,6 +60,7 @@ class Relay:
         record = RequestRecord(rid, path, streaming, context.wall(), now, migratable=False, reason=reason)
         record.outcome, record.closed_by, record.status, record.ended = Outcome.REJECTED, "proxy", answer.status, now
         context.metrics.request_ended(Outcome.REJECTED.value, None, None)
+        context.metrics.http_requests_total(path, f"{answer.status // 100}xx").inc()
         publish(record, context.trace)
         await _answer(connection, answer, [(MIGRATABLE_HEADER, b"no; reason=" + reason.encode())])
 

@@ -70,7 +70,8 @@ class Silence:
 
     def _first_token_deadline(self, reader: AnswerReader) -> float:
         limit = self._config.first_token_timeout_secs
-        if not limit or reader.first_token is not None or not self._exchange.verdict.migratable:
+        visible = self._exchange.streaming or self._exchange.verdict.migratable
+        if not limit or reader.first_token is not None or not visible:
             return math.inf
         return self._sent_at + limit
 

@@ -29,6 +29,8 @@ class Engine:
     delay: float = 0.0
     infos: dict[str, bytes] = field(default_factory=lambda: {"/model_info": b"v1"})
     info_status: int = 404
+    #: Seconds until an info endpoint answers.
+    info_delay: float = 0.0
 
 
 @dataclass
@@ -54,6 +56,9 @@ class Engines:
     def probes(self, url: str) -> list[Call]:
         return [call for call in self.calls if call.url == url and call.path == "/health"]
 
+    def infos(self, url: str) -> list[Call]:
+        return [call for call in self.calls if call.url == url and call.path != "/health"]
+
     async def fetch(
         self, pool: Pool, origin: Origin, method: str, path: str, *, headers: Headers, timeout: float
     ) -> Response:
@@ -65,6 +70,8 @@ class Engines:
         if engine is None or not engine.listening:
             raise ConnectFailed(f"{url}: Connection refused")
         if path != "/health":
+            with trio.fail_after(timeout):
+                await trio.sleep(engine.info_delay)
             if path in engine.infos:
                 return Response(200, [], engine.infos[path])
             return Response(engine.info_status, [], b"")

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from dyn_relay.fleet.worker import State
+from dyn_relay.formats.base import UNKNOWN
 
 A, B = "http://a:1", "http://b:1"
 
@@ -194,11 +195,60 @@ async def test_asking_about_a_probe_under_way_waits_for_the_next_one(autojump_cl
     async with running(engines) as fleet:
         (a,) = fleet.workers
         await trio.sleep(0.5)
-        engines[A].status = 503
         engines[A].delay = 3.0
         asked = trio.current_time()
-        assert not (await fleet.ask(a)).ok
+
+        async def trouble() -> None:
+            await trio.sleep(1.0)
+            engines[A].status = 503
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trouble)
+            assert not (await fleet.ask(a)).ok
         assert trio.current_time() - asked == pytest.approx(0.5 + 3.0)
+
+
+async def test_a_probe_under_way_that_fails_is_an_answer(autojump_clock: MockClock) -> None:
+    engines = Engines(A)
+    engines[A].delay = 1.0
+    async with running(engines) as fleet:
+        (a,) = fleet.workers
+        await trio.sleep(0.5)
+        engines[A].status = 503
+        asked = trio.current_time()
+        assert not (await fleet.ask(a)).ok
+        assert trio.current_time() - asked == pytest.approx(0.5)
+
+
+async def test_half_read_infos_do_not_replace_whole_ones(autojump_clock: MockClock) -> None:
+    engines = Engines(A)
+    async with running(engines) as fleet:
+        (a,) = fleet.workers
+        known = a.traits
+        assert known != UNKNOWN
+        engines[A].info_delay = 60.0
+        await trio.sleep(300)
+        assert a.traits == known
+
+
+async def test_one_question_about_a_life_sign_however_many_ask(autojump_clock: MockClock) -> None:
+    engines = Engines(A)
+    async with running(engines) as fleet:
+        (a,) = fleet.workers
+        before = len(engines.infos(A))
+        answers = []
+
+        async def ask() -> None:
+            answers.append(await fleet.lives(a))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(ask)
+        assert answers == [True] * 100
+        assert len(engines.infos(A)) == before + 1
+        engines[A].listening = False
+        await trio.sleep(5)
+        assert not await fleet.lives(a)
 
 
 async def test_asking_ends_when_the_worker_is_removed_or_the_fleet_ends(autojump_clock: MockClock) -> None:

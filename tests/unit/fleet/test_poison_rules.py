@@ -224,11 +224,14 @@ async def test_a_waiting_suspect_gets_a_worker_that_joins() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
-            added = fleet.add("http://new:1")
+            added = [fleet.add(f"http://new{number}:1") for number in range(2)]
             await trio.testing.wait_all_tasks_blocked()
             assert chosen == []  # not ready yet: the ready one is waited for
-            fleet.report(added, True)
-    assert chosen == [added]
+            fleet.report(added[0], True)
+            await trio.testing.wait_all_tasks_blocked()
+            assert chosen == []  # one of two is on trial, and the other serves the rest
+            fleet.report(added[1], True)
+    assert chosen[0] in added
 
 
 async def test_a_waiting_suspect_is_told_of_its_conviction() -> None:
@@ -332,3 +335,15 @@ def test_no_probation_outlives_its_attempt(steps: list[tuple[str, int]]) -> None
     assert not probation._tokenless
     assert not probation._on_worker
     assert not probation._on_trial
+
+
+async def test_other_requests_leave_a_suspects_worker_alone() -> None:
+    """The suspects behind it wait for its first token, so its worker's queue must run empty."""
+    fleet = make_fleet(urls=URLS[:2])
+    w1, w2 = ready(fleet)
+    with fleet.trial(w1, b"A") as trial:
+        trial.died()
+    with fleet.trial(w2, b"A"):
+        assert [fleet.pick() for _ in range(4)] == [w1] * 4
+        assert fleet.pick({w1.id}) is w2  # but better there than nowhere
+    assert {fleet.pick(), fleet.pick()} == {w1, w2}
