@@ -9,17 +9,21 @@ at a time, and one request at most once at a time in the fleet, until its first 
 - who was on that worker beside a suspect on probation is *innocent*: the suspect did it;
 - everybody else becomes a suspect.
 
-The relay needs four calls (1 may wait; nothing may be awaited between 1 and 2)::
+The relay needs four calls (nothing may be awaited between 1 and 2)::
 
-    worker = await fleet.choose(fingerprint, exclude, accept, proven=proven)   # 1; raises SuspectedPoison: answer 502
+    worker = fleet.choose_now(fingerprint, exclude, accept)               # 1: raises SuspectedPoison: answer 502;
+                                                                          # NotYet: await fleet.changed(), again
     with fleet.lease(worker), fleet.trial(worker, fingerprint, proven=proven) as trial:   # 2
         ...
         trial.token()                                                     # 3: at the attempt's first token
         ...
         finding = trial.died()                                            # 4: its worker died before the first token
 
-`died` is about the worker, not the connection: after a cut, `(await fleet.ask(worker)).refused` tells whether it still
-listens. A finding other than CONVICTED lets the request go on, by calling `choose` again after the `with` block.
+`died` is about the worker, not the connection: after a cut, `await fleet.lives(worker)` tells whether it still answers.
+A finding other than CONVICTED lets the request go on, by choosing again after the `with` block.
+
+Suspects wait for each other, so their turns are kept short: only a share of the workers tries them, and other requests
+avoid these meanwhile, so that a suspect does not queue behind newer traffic.
 
 `proven`: an earlier attempt of the request has given tokens. A request's name here is its fingerprint: equal for
 requests that would do the same to an engine, so that a client's own retries and the members of a group
@@ -152,7 +156,7 @@ class Probation:
             return
         trial.suspect = self.register.suspicion(trial.fingerprint) > 0
         if trial.suspect and not self.may_begin(trial.fingerprint, trial.worker):
-            raise RuntimeError("a suspect must not share: nothing may be awaited between choose() and trial()")
+            raise RuntimeError("a suspect must not share: nothing may be awaited between choose_now() and trial()")
         others = self._tokenless.setdefault(trial.worker, set())
         others.add(trial)
         if trial.suspect:

@@ -1,6 +1,6 @@
 """The fleet: who is in it, how they are, and who gets the next attempt.
 
-For the relay: `choose` (or `pick`), `lease`, `trial`, `report` and `ask`; `poison.py` tells the order. For control:
+For the relay: `choose_now` (or `pick`), `lease`, `trial`, `report` and `ask`; `poison.py` tells the order. For control:
 `add`, `remove`, `workers`, `get`.
 """
 
@@ -171,21 +171,6 @@ class Fleet:
             raise NotYet
         return self._policy.choose(free) if free else None
 
-    async def choose(
-        self,
-        fingerprint: bytes,
-        exclude: Collection[str] = frozenset(),
-        accept: Callable[[Worker], bool] = _anybody,
-        *,
-        proven: bool = False,
-    ) -> Worker | None:
-        """`choose_now`, after as much waiting as it takes. Raises `SuspectedPoison`."""
-        while True:
-            try:
-                return self.choose_now(fingerprint, exclude, accept, proven=proven)
-            except NotYet:
-                await self.changed()
-
     async def changed(self) -> None:
         """Return when a suspect that was told `NotYet` may have better luck."""
         await self._waiting.park()
@@ -194,10 +179,6 @@ class Fleet:
     def wary(self) -> bool:
         """True while anything is held against any request; only then do fingerprints matter."""
         return len(self._probation.register) > 0
-
-    def convicted(self, fingerprint: bytes) -> bool:
-        """True if a request is to be refused as suspected poison."""
-        return self._probation.register.convicted(fingerprint)
 
     def lease(self, worker: Worker) -> Lease:
         """The attempt's claim on the worker: `with fleet.lease(worker):`."""
@@ -243,7 +224,7 @@ class Fleet:
     # -- inside
 
     def _changed(self) -> None:
-        """Who waits in `choose` may be able to go on."""
+        """Who waits for `changed` may be able to go on."""
         self._waiting.unpark_all()
 
     def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> list[Worker]:

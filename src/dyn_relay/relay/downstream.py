@@ -7,13 +7,14 @@ import trio
 from dyn_relay.formats.base import Answer, Verdict
 from dyn_relay.http11.headers import Headers, end_to_end
 from dyn_relay.http11.server import ServerConnection
+from dyn_relay.http11.sse import comment
 
 #: Says on every answer that a worker takes part in whether the request would survive that worker.
 MIGRATABLE_HEADER = b"x-dyn-relay-migratable"
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 #: Seconds that a client which does not read gets to take the error event that ends its stream.
 FAIL_PATIENCE = 2.0
-_KEEP_ALIVE = b": keep-alive\n\n"
+_KEEP_ALIVE = comment(b"keep-alive")
 
 
 class Downstream:

@@ -149,6 +149,7 @@ class Ending:
         record.prompt_tokens = exchange.prompt_tokens
         record.completion_tokens = None if self.unseen else exchange.delivered
         record.cached_tokens, record.ended = exchange.cached_tokens, trio.current_time()
+        record.crossed_versions = exchange.crossed_versions()
         route = record.path if self._native else "bridged"
         context.metrics.http_requests_total(route, f"{record.status // 100}xx" if record.status else "none").inc()
         if self._native:

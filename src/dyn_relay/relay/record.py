@@ -100,6 +100,8 @@ class RequestRecord:
     #: None if the answer was only forwarded.
     completion_tokens: int | None = 0
     cached_tokens: int | None = None
+    #: Tokens of more than one weight version are in the answer.
+    crossed_versions: bool = False
     ended: float = 0.0
 
     def step(self, step: Step) -> None:
@@ -126,6 +128,7 @@ class RequestRecord:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "cached_tokens": self.cached_tokens,
+            "crossed_versions": self.crossed_versions,
             "closed_by": self.closed_by,
             "ttft": self.ttft,
             "duration": self.ended - self.started,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 from dyn_relay.config import Config
+from dyn_relay.fleet.poison import NotYet, SuspectedPoison
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import Format, Headers, Traits
@@ -129,3 +130,23 @@ def ready(fleet: Fleet) -> list[Worker]:
     for worker in fleet.workers:
         fleet.report(worker, True)
     return list(fleet.workers)
+
+
+async def choose(fleet: Fleet, fingerprint: bytes, exclude: Collection[str] = frozenset(), *, proven: bool = False):
+    """As the relay chooses: waits while it is told to. Raises `SuspectedPoison`."""
+    while True:
+        try:
+            return fleet.choose_now(fingerprint, exclude, proven=proven)
+        except NotYet:
+            await fleet.changed()
+
+
+def convicted(fleet: Fleet, fingerprint: bytes) -> bool:
+    """Is such a request refused?"""
+    try:
+        fleet.choose_now(fingerprint)
+    except SuspectedPoison:
+        return True
+    except NotYet:
+        pass
+    return False

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_engines import make_fleet, ready
+from scripted_engines import choose, convicted, make_fleet, ready
 
 from dyn_relay.fleet.poison import Finding, PoisonRegister, Probation, SuspectedPoison
 from dyn_relay.fleet.registry import Fleet
@@ -37,7 +37,7 @@ class World:
         worker: Worker | None = first
         while True:
             try:
-                worker = worker or await self.fleet.choose(fingerprint, excluded)
+                worker = worker or await choose(self.fleet, fingerprint, excluded)
             except SuspectedPoison:
                 self.outcomes[name] = "refused"
                 return
@@ -93,23 +93,23 @@ async def test_a_convicted_request_costs_nothing_more() -> None:
     world = World({b"P"})
     await world.request("p", b"P")
     assert (world.outcomes["p"], len(world.dead)) == ("convicted", 2)
-    assert world.fleet.convicted(b"P")
+    assert convicted(world.fleet, b"P")
     served = [worker.in_flight for worker in world.fleet.workers]
     for n in range(60):
         await world.request(f"retry{n}", b"P")
         assert world.outcomes[f"retry{n}"] == "refused"
     assert len(world.dead) == 2
     assert [worker.in_flight for worker in world.fleet.workers] == served
-    assert not world.fleet.convicted(b"other")
+    assert not convicted(world.fleet, b"other")
 
 
 async def test_the_conviction_expires(autojump_clock: trio.testing.MockClock) -> None:
     world = World({b"P"}, poison_ttl_secs=600)
     await world.request("p", b"P")
     await trio.sleep(599)
-    assert world.fleet.convicted(b"P")
+    assert convicted(world.fleet, b"P")
     await trio.sleep(2)
-    assert not world.fleet.convicted(b"P")
+    assert not convicted(world.fleet, b"P")
 
 
 async def test_a_group_of_equal_requests_is_tried_once() -> None:
@@ -144,7 +144,7 @@ async def test_beside_a_suspect_everybody_is_innocent() -> None:
         assert before.died() is Finding.INNOCENT
         assert suspect.died() is Finding.CONVICTED
         assert after.died() is Finding.INNOCENT
-    assert await fleet.choose(b"before") is not None
+    assert await choose(fleet, b"before") is not None
 
 
 async def test_who_had_tokens_is_never_blamed() -> None:
@@ -157,7 +157,7 @@ async def test_who_had_tokens_is_never_blamed() -> None:
     with fleet.trial(w1, b"B", proven=True) as trial:
         assert trial.died() is Finding.INNOCENT
     for name in (b"A", b"B"):
-        assert await fleet.choose(name, frozenset()) is not None
+        assert await choose(fleet, name, frozenset()) is not None
 
 
 async def test_a_proven_copy_of_a_suspect_shares_its_worker() -> None:
@@ -167,7 +167,7 @@ async def test_a_proven_copy_of_a_suspect_shares_its_worker() -> None:
     with fleet.trial(w1, b"G") as trial:
         trial.died()
     with fleet.trial(w2, b"G") as suspect:
-        assert await fleet.choose(b"G", {w1.id}, proven=True) is w2
+        assert await choose(fleet, b"G", {w1.id}, proven=True) is w2
         with fleet.trial(w2, b"G", proven=True) as proven:
             assert not proven.suspect
             proven.token()
@@ -194,7 +194,7 @@ async def test_a_suspect_waits_for_a_worker_of_its_own() -> None:
     chosen: list[Worker | None] = []
 
     async def wait() -> None:
-        chosen.append(await fleet.choose(b"B", {w1.id}))
+        chosen.append(await choose(fleet, b"B", {w1.id}))
 
     async with trio.open_nursery() as nursery:
         with fleet.trial(w2, b"A") as trial:
@@ -218,7 +218,7 @@ async def test_a_waiting_suspect_gets_a_worker_that_joins() -> None:
     chosen: list[Worker | None] = []
 
     async def wait() -> None:
-        chosen.append(await fleet.choose(b"B"))
+        chosen.append(await choose(fleet, b"B"))
 
     with fleet.trial(w1, b"A"):
         async with trio.open_nursery() as nursery:
@@ -243,7 +243,7 @@ async def test_a_waiting_suspect_is_told_of_its_conviction() -> None:
 
         async def wait() -> None:
             with pytest.raises(SuspectedPoison):
-                await fleet.choose(b"P")
+                await choose(fleet, b"P")
 
         with fleet.trial(w2, b"P") as trial:
             nursery.start_soon(wait)
@@ -256,7 +256,7 @@ async def test_no_worker_left_for_a_suspect() -> None:
     (w1,) = ready(fleet)
     with fleet.trial(w1, b"P") as trial:
         trial.died()
-    assert await fleet.choose(b"P", {w1.id}) is None
+    assert await choose(fleet, b"P", {w1.id}) is None
 
 
 async def test_awaiting_between_choose_and_trial_is_found_out() -> None:
@@ -265,7 +265,7 @@ async def test_awaiting_between_choose_and_trial_is_found_out() -> None:
     for name in (b"A", b"B"):
         with fleet.trial(w1, name) as trial:
             trial.died()
-    with fleet.trial(w2, b"A"), pytest.raises(RuntimeError, match="between choose"), fleet.trial(w2, b"B"):
+    with fleet.trial(w2, b"A"), pytest.raises(RuntimeError, match="between choose_now"), fleet.trial(w2, b"B"):
         pass
 
 
