@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint live bench bench-full soak clean
+.PHONY: demo test lint live bench soak clean
 
 demo: $(STAMP)
 	$(BIN)/dyn-chaos demo
@@ -21,6 +21,15 @@ lint: $(STAMP)
 # Stock SGLang on the CPU: downloads about 2 GB into a cache outside the checkout, once.
 live: $(STAMP)
 	bash tests/live/run.sh
+
+# Benchmarks need cargo; the peers are installed into a cache outside the checkout, once.
+bench: $(STAMP)
+	bash bench/build.sh
+	cd bench && ../$(BIN)/python run.py --workloads A,B,B-paced,C,C-paced,D --reps 3
+
+soak: $(STAMP)
+	bash bench/build.sh
+	cd bench && ../$(BIN)/python soak.py
 
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
