@@ -120,7 +120,7 @@ def main() -> None:
             for peer in peers:
                 samples.append(measure(peer, workload, rep))
                 print(line(samples[-1]), file=sys.stderr, flush=True)
-    machine = f"{os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
     title = f"{now:%Y-%m-%d %H:%M} UTC, {machine}; medians of {options.reps} (lowest-highest), **x** to {BASELINE}"
     print(f"{title}\n\n{report(samples)}")
     path.parent.mkdir(parents=True, exist_ok=True)
