@@ -274,6 +274,8 @@ class ServerConnection:
         request = self._request
         self.started = True
         fields = [field for field in headers if field[0] not in HOP_BY_HOP]
+        if status < 200 or status == 204:
+            fields = [field for field in fields if field[0] != b"content-length"]  # RFC 9110, 8.6
         length = get(fields, b"content-length")
         http10 = request is not None and request.http10
         self._bodiless = status < 200 or status in (204, 304) or (request is not None and request.method == "HEAD")

@@ -22,6 +22,11 @@ OTHER = "other"
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_PLAIN_0_0_4
 
 
+def _believable(count: int) -> int:
+    """An engine's own count, or 0 if it is none that a counter takes."""
+    return count if 0 <= count < 2**53 else 0
+
+
 class EndedAttempt(Protocol):
     """What is counted of an attempt; times in seconds of one clock, None for what never came."""
 
@@ -132,13 +137,12 @@ class Metrics(Collector):
         self.requests_total(outcome).inc()
         if ttft is not None:
             self.ttft_seconds.observe(ttft)
-        if cached_tokens:
-            self.cached_tokens_total.inc(cached_tokens)
+        self.cached_tokens_total.inc(_believable(cached_tokens or 0))
 
     def attempt_ended(self, attempt: EndedAttempt) -> None:
         """An attempt is over: its cause, and what it delivered at which pace."""
         self.attempts_total(attempt.cause or "done").inc()
-        self.tokens_delivered_total.inc(attempt.tokens)
+        self.tokens_delivered_total.inc(_believable(attempt.tokens))
         if attempt.tokens > 1 and attempt.first_token is not None and attempt.last_token is not None:
             gaps = attempt.tokens - 1
             self.inter_token_seconds.observe((attempt.last_token - attempt.first_token) / gaps, gaps)

@@ -144,17 +144,17 @@ class Ending:
         record.outcome, record.closed_by, record.status = outcome, closed_by, self._downstream.status
         record.refusal = record.refusal or exchange.verdict.reason
         record.migratable, record.reason = not record.refusal, record.reason or record.refusal
-        if record.refusal:
-            context.metrics.refused(record.refusal)
         record.prompt_tokens = exchange.prompt_tokens
         record.completion_tokens = None if self.unseen else exchange.delivered
         record.cached_tokens, record.ended = exchange.cached_tokens, trio.current_time()
         record.crossed_versions = exchange.crossed_versions()
+        if self._native:
+            publish(record, context.trace)
+            context.metrics.request_ended(outcome.value, record.ttft, exchange.cached_tokens)
+        if record.refusal:
+            context.metrics.refused(record.refusal)
         route = record.path if self._native else "bridged"
         context.metrics.http_requests_total(route, f"{record.status // 100}xx" if record.status else "none").inc()
-        if self._native:
-            context.metrics.request_ended(outcome.value, record.ttft, exchange.cached_tokens)
-            publish(record, context.trace)
 
 
 def _words(history: tuple[Failure, ...]) -> str:
