@@ -10,8 +10,9 @@ import pytest
 from sglang_kit import JSON_HEAD, SSE_HEAD, TOLD, Engine, opened, request
 
 from dyn_relay.formats.base import UNKNOWN, Rejected, Traits, Verdict
-from dyn_relay.formats.sglang.admission import TABLE, page
+from dyn_relay.formats.sglang.admission import TABLE, Row, page
 from dyn_relay.formats.sglang.format import SglangFormat
+from dyn_relay.formats.sglang.request import Request
 
 PLAIN: dict[str, Any] = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}
 
@@ -231,6 +232,17 @@ def test_media_type(header: bytes, value: bytes, reason: str) -> None:
 def test_worker_defaults(defaults: dict[str, object], body: dict[str, Any], reason: str) -> None:
     """E2: what the worker adds under the request's own keys takes part."""
     assert verdict(body, Traits(sampling_defaults=defaults)) == reason
+
+
+ONLY_IF_NAMED = [row for row in TABLE if row.only_if_named]
+
+
+@pytest.mark.parametrize("row", ONLY_IF_NAMED, ids=lambda row: row.field)
+def test_rows_that_are_asked_only_if_their_field_is_named(row: Row) -> None:
+    """They would allow every other request, and a worker's default names a field, too."""
+    assert not row.forbids(Request(request(PLAIN)), UNKNOWN)
+    if row.where == "`sampling_params`":
+        assert verdict(PLAIN, Traits(sampling_defaults={row.field: 7})) == row.field
 
 
 def test_deep_values_are_not_looked_into() -> None:

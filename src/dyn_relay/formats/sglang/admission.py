@@ -27,6 +27,8 @@ class Row:
     when: str
     why: str
     forbids: Callable[[Request, Traits], bool]
+    #: It asks for the field's value only, and an absent one is allowed: no need to ask where nobody names the field.
+    only_if_named: bool = False
 
 
 def _spelled(value: object) -> str:
@@ -46,7 +48,8 @@ def unless(where: str, field: str, neutral: tuple[object, ...], why: str) -> Row
         value = request.parameter(field) if where == _SAMPLING else request.value(field)
         return value is not ABSENT and not any(_same(value, one) for one in neutral)
 
-    return Row(field, where, "anything but " + ", ".join(f"`{_spelled(one)}`" for one in neutral), why, forbids)
+    when = "anything but " + ", ".join(f"`{_spelled(one)}`" for one in neutral)
+    return Row(field, where, when, why, forbids, only_if_named=True)
 
 
 def unreadable(field: str, where: str, when: str, why: str) -> Row:
@@ -180,7 +183,9 @@ TABLE: tuple[Row, ...] = (
 def judge(request: Request, traits: Traits) -> Verdict:
     """May `request`, whose first attempt goes to a worker with `traits`, be continued elsewhere?"""
     request.defaults = traits.sampling_defaults or {}
-    return Verdict(next((row.field for row in TABLE if row.forbids(request, traits)), ""))
+    named = request.fields.keys() | request.sampling.keys() | request.defaults.keys()
+    rows = (row for row in TABLE if not row.only_if_named or row.field in named)
+    return Verdict(next((row.field for row in rows if row.forbids(request, traits)), ""))
 
 
 _PAGE = """# Which requests are rescued
