@@ -191,6 +191,20 @@ def test_spans_tile(steps: list[tuple[int, str]]) -> None:
     assert merge([Span("a", 0, 0)]) == [Span("a", 0, 0)]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_first_attempt_of_whole_lists_is_told_in_the_engines_words(stream: bool) -> None:
+    """All but the name: the newest prompt metadata, and lists that we would not know how to join."""
+    exchange = opened({**ASKED, "stream": stream})
+    exchange.dispatch(UNKNOWN, "theirs", 10.0)
+    exchange.head(200, SSE_HEAD)
+    exchange.feed([event([7], 1, id="theirs", queue_time=0.5), event([7, 8], 2, id="theirs", queue_time=0.5)], 11.0)
+    last = {"queue_time": 0.25, "input_extra": [1], "output_token_logprobs": [[-1.0, 9, None]], "spec_accept_rate": 0.5}
+    ended = {"id": "theirs", "finish_reason": {"type": "length", "length": 4}, "completion_tokens": 4, **last}
+    out = exchange.feed([sse({"output_ids": [7, 8, 9, 9], "meta_info": ended}), DONE], 12.0)
+    told = json.loads(out.split(b"\n\n")[0][6:] if stream else exchange.answer(12.0).body)
+    assert told == {"output_ids": [7, 8, 9, 9], "meta_info": {**ended, "id": "mine"}}
+
+
 def test_text_of_a_later_attempt_is_left_out() -> None:
     """The answer had none so far; half of one is worse."""
     out = cut_after_two().feed([event([9], 1, {"text": "x"})], 13.0)

@@ -159,7 +159,14 @@ class View:
     def event(self, data: bytes) -> tuple[Fields, Fields]:
         """An event's (top level, meta_info) in the client's view. Raises `Foreign`, `NotJson`."""
         top = read_fields(data)
-        meta = self.meta(read_fields(top["meta_info"]))
+        meta = read_fields(top["meta_info"])
+        attempt = self.attempt
+        if not attempt.number and not attempt.echo and self.dialect is attempt.dialect is Dialect.CUMULATIVE:
+            # The whole lists of a first attempt are what the client sees; only the name is not.
+            if "id" in meta:
+                meta["id"] = raw(self.rid)
+            return {**top, "meta_info": Raw(write(meta))}, meta
+        meta = self.meta(meta)
         body = dict(top)
         if self.attempt.base and not self.attempt.echo:
             body.pop("text", None)  # only answers without text are continued
