@@ -58,10 +58,13 @@ async def test_two_and_three_kills(autojump_clock, stream, dialect):
 @pytest.mark.parametrize("first", DIALECTS)
 @pytest.mark.parametrize("second", DIALECTS)
 async def test_the_clients_dialect_outlives_its_worker(autojump_clock, stream, first, second):
-    """F3: the continuation's worker speaks another dialect; from the second event on the client's is fixed."""
+    """F3: the continuation's worker speaks another dialect; the client's stays.
+
+    After one event, which reads alike in all of them, the worker's own word counts; of `mixed` there is none.
+    """
     request = generate(N, stream=stream, **FULL)
     options = [WorkerOptions(dialect=first), WorkerOptions(dialect=second)]
-    for k in range(2, N):
+    for k in range(2 if "mixed" in (first, second) else 1, N):
         plan = FaultPlan.in_order([(at_token(k), CLOSE)])
         async with world(plans=[plan, None], options=options, policy="round_robin") as w:
             response = await w.ask(request)

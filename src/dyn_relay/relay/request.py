@@ -131,6 +131,8 @@ class LogicalRequest:
             while not self.abort_wished:
                 worker = await self._choose()
                 if worker is None:
+                    if not self.record.attempts:
+                        self._admit(UNKNOWN)  # for the header of what is about to be said
                     unfit = self._context.fleet.pick(self._budget.excluded) is not None
                     return await self._ending.nobody_left(self._last, self._budget.history, unfit=unfit)
                 failure = await self._try(worker)

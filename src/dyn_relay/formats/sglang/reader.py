@@ -80,6 +80,8 @@ class Reader:
         self._settled = True
         #: What the client has been shown to be spoken to in; None while all readings agree.
         self._dialect: Dialect | None = None if request.stream else Dialect.CUMULATIVE
+        #: The first worker has said that its ids are deltas; whether its rows are, no event has shown.
+        self._deltas_said = False
         self._take: Callable[[bytes, bytes, float], bytes] = self._blind
         self._finished = self._aborted = False
         #: Something of a request that is not migratable has gone to the client.
@@ -151,7 +153,7 @@ class Reader:
         if self._dialect is None and self.delivered and not attempt.events:
             waits = not attempt.held and kind(read(whole_decoder, data)) is Kind.PROGRESS
             if waits and (known := told(attempt.hint, data)) is not None:
-                self._dialect = known
+                self._dialect = self._adopted(known)
             elif waits:
                 attempt.held = data
                 return b""
@@ -168,12 +170,16 @@ class Reader:
         event = read(whole_decoder, data)
         shown = kind(event) is not Kind.ERROR
         if not held or not shown:
-            self._dialect = (self._attempt.hint or Dialect.CUMULATIVE) if shown else None
+            self._dialect = self._adopted(self._attempt.hint or Dialect.CUMULATIVE) if shown else None
             return self._show(whole, data, now)
         before, total = total_of(read(whole_decoder, held)), total_of(event)
         shown_deltas = bool(deltas(count(event.output_ids), before, total))
-        self._dialect = spoken(data, held, shown_deltas, before, total)
+        self._dialect = self._adopted(spoken(data, held, shown_deltas, before, total))
         return self._show(b"", held, now) + self._show(whole, data, now)
+
+    def _adopted(self, dialect: Dialect) -> Dialect:
+        """A continuation's dialect as the client's, unless the first worker has said that its ids are deltas."""
+        return Dialect.INCREMENTAL if self._deltas_said and not dialect.ids_are_deltas else dialect
 
     def _show(self, whole: bytes, data: bytes, now: float) -> bytes:
         attempt = self._attempt
@@ -366,6 +372,7 @@ class Reader:
         meta = read_fields(top["meta_info"])
         if self._dialect is None:
             self._dialect = attempt.dialect or told(attempt.hint, attempt.newest)
+            self._deltas_said = self._deltas_said or attempt.hint is Dialect.INCREMENTAL
         if attempt.body is not None:
             ledger.template = attempt.body
         elif self.streaming:
