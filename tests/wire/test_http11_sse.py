@@ -60,6 +60,10 @@ streams = st.builds(
 @example(stream=b"\r\n\r\n\n\ndata: x\n\r\n", cuts=[1, 2, 3, 4, 5])
 @example(stream=BOM + b"\r\ndata: x\n\n", cuts=[1, 2, 3, 4])
 @example(stream=b"data: x\r\n\n", cuts=[])
+@example(stream=b"data: a\n\ndata: b\n\n: c\n\ndata: d\n\n", cuts=[])
+@example(stream=b"data: a\n\ndata: b\n\n\n\ndata: c\ndata: d\n\ndata: e\n", cuts=[])
+@example(stream=b"data: a\n\ndata: b\n\n" + BOM + b"\n\ndata: c\n\n", cuts=[])
+@example(stream=b"data: \n\ndata:\n\ndata: a\n\ndata: ", cuts=[])
 @example(stream=b"data: x\n\n" + BOM + b"data: y\n\n", cuts=[9])
 def test_any_fragmentation_gives_the_same_events(stream: bytes, cuts: list[int]) -> None:
     expected = reference(stream)

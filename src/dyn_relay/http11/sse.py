@@ -55,7 +55,21 @@ class Splitter:
         ):
             self._first = False
             return [(data, data[6:-2])]
-        return self._split(data)
+        return self._split(data) if self._buffer or b"\r" in data else self._single_lines(data)
+
+    def _single_lines(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        """Events of one data line each, as all engines write them; `_split` takes over at the first other block."""
+        events: list[tuple[bytes, bytes]] = []
+        start, size = 0, len(data)
+        while start < size:
+            end = data.find(b"\n", start) + 2
+            simple = data[start : start + 6] == b"data: " and data[end - 2 : end] == b"\n\n"
+            if not simple or end - start > self._max_event:
+                return events + self._split(data[start:])
+            events.append((data[start:end], data[start + 6 : end - 2]))
+            self._first = False
+            start = end
+        return events
 
     def _split(self, data: bytes) -> list[tuple[bytes, bytes]]:
         buffer = self._buffer
