@@ -31,14 +31,19 @@ def spread(args: list[str]) -> list[str]:
     """Repeat a flag that takes several values before each of them: `--worker-urls A B` becomes two flags."""
     spelled: list[str] = []
     many = ""
-    for arg in args:
+    bare = False
+    for arg in [*args, "-"]:
         if arg.startswith("-"):
-            many = arg if arg in _MANY else ""
-            if not many:
-                spelled.append(arg)
+            if bare:
+                spelled.append(many)  # it was given no value, and click will say so
+            flag, sign, value = arg.partition("=")
+            many = flag if flag in _MANY else ""
+            bare = bool(many) and not sign
+            spelled += [arg] if not many else [flag, value] if sign else []
         else:
             spelled += [many, arg] if many else [arg]
-    return spelled
+            bare = False
+    return spelled[:-1]
 
 
 def _flag(option: Option) -> click.Option:

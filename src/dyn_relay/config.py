@@ -170,7 +170,7 @@ class Config:
     admin_api_key: str | None = _option(
         KEYS,
         None,
-        "Needed, instead of the API key, to change workers, to abort and to drain.",
+        "Needed, instead of the API key, for workers, aborts, and SGLang's own admin paths.",
         secret=True,
         verify=_is_key,
     )
@@ -247,7 +247,7 @@ class Option:
             try:
                 self.verify(value)
             except ValueError as exc:
-                raise self._error(str(exc), value, source) from None
+                raise ConfigError(f"{self.name}: {exc} (from {source})") from None
 
     def show(self, value: object) -> str:
         """The value for people; a secret is never shown."""

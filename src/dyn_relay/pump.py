@@ -82,9 +82,10 @@ class Pump:
         self._pairs: dict[int, _Pair | _Watch] = {}
         self._batch = BATCH
 
-    async def run(self) -> None:
+    async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
         wait, fd = trio.lowlevel.wait_readable, self._epoll.fileno()
+        task_status.started()
         while True:
             await wait(fd)
             self._serve()

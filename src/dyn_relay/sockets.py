@@ -285,7 +285,7 @@ async def open_network() -> AsyncIterator[SocketNetwork]:
     """The real network; its pump runs as long as the block does."""
     pump = Pump()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(pump.run)
+        await nursery.start(pump.run)
         try:
             yield SocketNetwork(pump)
         finally:

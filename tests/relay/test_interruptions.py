@@ -149,3 +149,56 @@ async def test_disguised_paths_do_not_pass(autojump_clock):
         assert (await w.ask({"rid": "x"}, "//abort_request", headers=user)).status == 400
         assert (await w.ask({}, "/v1/models", headers=user, method="TRACE")).status == 405
         assert [worker.generates for worker in w.workers] == [[], []]
+
+
+async def test_logs_and_rows_hold_no_prompt(autojump_clock, capsys):
+    """An engine's error may quote the prompt: the client gets its words, the trace, the log and /workers do not."""
+    words = b'{"error":{"message":"cannot tokenize: SECRET"}}'
+    answer = b"HTTP/1.1 500 Oops\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(words)
+    rows = []
+
+    class Rows:
+        def write(self, row):
+            rows.append(row)
+
+    async with world(plans=[], trace=Rows()) as w:
+        await scripted(w, answer + words)
+        response = await w.ask(generate(stream=False))
+        assert b"SECRET" in response.body
+        await w.quiet()
+        assert b"SECRET" not in (await w.ask(None, "/workers")).body
+    assert "SECRET" not in json.dumps(rows)
+    captured = capsys.readouterr()
+    assert "request end" in captured.out + captured.err
+    assert "SECRET" not in captured.out + captured.err
+
+
+async def test_a_request_without_a_name_of_ours_has_none_in_the_row(autojump_clock):
+    """Not migratable, and not named by its client: only its worker knows a name, and no abort order can use another."""
+    rows = []
+
+    class Rows:
+        def write(self, row):
+            rows.append(row)
+
+    penalty = {"frequency_penalty": 0.5}
+    async with world(plans=[None], trace=Rows()) as w:
+        await w.ask(generate(sampling=penalty))
+        await w.ask(generate(sampling=penalty, rid="mine"))
+        await w.ask({"rid": "bad", "input_ids": [-1]})
+        await w.ask(generate(rid="good"))
+        await w.quiet()
+    assert [(row["rid"], row["reason"]) for row in rows] == [
+        ("", "frequency_penalty"),
+        ("mine", "frequency_penalty"),
+        ("bad", "input_ids"),
+        ("good", ""),
+    ]
+
+
+async def test_forwarded_credentials_go_instead_of_the_workers(autojump_clock):
+    async with world(plans=[None], forward_authorization=True, worker_api_key="worker") as w:
+        await w.ask(generate(), headers={"authorization": "Bearer client"})
+        await w.ask(generate())
+        keys = [dict(recorded.request.headers)[b"authorization"] for recorded in w.workers[0].generates]
+        assert keys == [b"Bearer client", b"Bearer worker"]

@@ -51,7 +51,7 @@ def test_worker_urls_as_smg_types_them(runner: CliRunner) -> None:
 
 def test_spreading_leaves_other_arguments_alone() -> None:
     assert spread(["--port", "1", "--worker-urls=x", "--worker-urls", "a", "b", "--log-json", "y"]) == [
-        *("--port", "1", "--worker-urls=x", "--worker-urls", "a", "--worker-urls", "b", "--log-json", "y")
+        *("--port", "1", "--worker-urls", "x", "--worker-urls", "a", "--worker-urls", "b", "--log-json", "y")
     ]
 
 

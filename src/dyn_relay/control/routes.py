@@ -12,7 +12,7 @@ from dyn_relay.formats.base import Answer
 from dyn_relay.http11.errors import error_body
 from dyn_relay.http11.headers import Headers
 from dyn_relay.http11.server import Request, ServerConnection
-from dyn_relay.relay.service import Relay
+from dyn_relay.relay.service import METHOD_NOT_ALLOWED, Relay
 
 Handler = Callable[[Endpoints, Request, str], Answer]
 
@@ -41,7 +41,6 @@ ROUTES: dict[str, Route] = {
 
 #: `OPTIONS *` asks the server itself.
 _SERVER = Route({})
-_NOT_ALLOWED = Answer(405, b'{"detail":"Method Not Allowed"}')
 
 
 class Door:
@@ -77,7 +76,7 @@ class Door:
             return Answer(204, b""), allow
         handler = route.handlers.get("GET" if request.method == "HEAD" else request.method)
         if handler is None:
-            return _NOT_ALLOWED, allow
+            return METHOD_NOT_ALLOWED, allow
         try:
             return handler(self._endpoints, request, name), []
         except BadInput as exc:
@@ -87,7 +86,7 @@ class Door:
 def _odd(request: Request) -> Answer | None:
     """The answer to what must not reach a worker: our own paths in disguise, and TRACE, which echoes credentials."""
     if request.method == "TRACE":
-        return _NOT_ALLOWED
+        return METHOD_NOT_ALLOWED
     plain = canonical(request.path)
     if plain != (request.path.rstrip("/") or "/") and (plain in ROUTES or plain in ADMIN):
         return Answer(400, error_body(400, f"the path is {plain} in disguise"))

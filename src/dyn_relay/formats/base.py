@@ -64,8 +64,10 @@ class Outbound:
 class Rejected(Exception):
     """The request is refused here, with the answer that the engine would give. No worker sees it."""
 
-    def __init__(self, reason: str, answer: Answer) -> None:
+    def __init__(self, reason: str, answer: Answer, rid: str = "") -> None:
         super().__init__(reason)
+        #: The client's own name for it, if it gave one.
+        self.rid = rid
         #: A bounded label: the name of the field or rule.
         self.reason = reason
         #: For a streaming client the body is the SSE body and the status 200, as the engine does it.
@@ -136,6 +138,8 @@ class Exchange(Protocol):
 
     #: The name the client knows the request by: its own rid, or the one it was given at `open`.
     rid: str
+    #: The client itself has named it. A request that is not migratable goes to its worker with no other name.
+    named: bool
     #: The client asked for server-sent events.
     streaming: bool
     #: What `admit` said; an answer may show later that no continuation can be exact, and then it changes.

@@ -87,7 +87,7 @@ class Ending:
         else:
             answer = exchange.answer(trio.current_time())
             await downstream.answer(replace(answer, headers=[*answer.headers, *attempt.worker_headers]))
-        self._record.reason = self._record.reason or kind.value
+        self._record.error = kind.value
         self.close(Step.FINISH, Outcome.ENGINE_ERROR, "worker")
 
     async def nobody_left(self, last: Attempt | None, history: tuple[Failure, ...], *, unfit: bool) -> None:
@@ -130,7 +130,7 @@ class Ending:
     async def _fail(self, status: int, reason: str, message: str) -> None:
         """Tell the client that there is no complete answer, so that it cannot be overlooked."""
         exchange, downstream = self._exchange, self._downstream
-        self._record.reason = reason
+        self._record.error = reason
         if downstream.head_sent:
             await downstream.fail(exchange.failure_event(status, reason, message))
         else:
@@ -143,7 +143,7 @@ class Ending:
         record.step(step)
         record.outcome, record.closed_by, record.status = outcome, closed_by, self._downstream.status
         record.refusal = record.refusal or exchange.verdict.reason
-        record.migratable, record.reason = not record.refusal, record.reason or record.refusal
+        record.migratable = not record.refusal
         record.prompt_tokens = exchange.prompt_tokens
         record.completion_tokens = None if self.unseen else exchange.delivered
         record.cached_tokens, record.ended = exchange.cached_tokens, trio.current_time()

@@ -90,6 +90,9 @@ RULES: dict[tuple[Kind, Phase], Rule] = {
 }
 
 
+_ENGINES_WORDS = (Kind.BUSY, Kind.FAILED, Kind.REFUSED, Kind.UNFIT)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """One attempt's failure, kept in the request's history."""
@@ -98,8 +101,13 @@ class Failure:
     phase: Phase
     #: The worker's id.
     worker: str
-    #: One line for people: the system's or the engine's own words.
+    #: One line for the client: the system's or the engine's own words.
     detail: str
+
+    @property
+    def words(self) -> str:
+        """`detail` for logs and traces: an engine's own words may quote the prompt, so they are left out."""
+        return "" if self.kind in _ENGINES_WORDS else self.detail
 
     @property
     def rule(self) -> Rule:

@@ -15,16 +15,18 @@ _OVERRIDES = b"x-override-"
 def to_worker(headers: Headers, config: Config) -> Headers:
     """The client's end-to-end headers for a worker, with exactly one `authorization`, or none.
 
-    The client's credential is for this proxy; it travels on only with --forward-authorization.
+    The client's credential is for this proxy; it travels on only with --forward-authorization, and then instead of the
+    worker's key.
     """
     kept = [
         (name, value) for name, value in end_to_end(headers) if name not in _OURS and not name.startswith(_OVERRIDES)
     ]
+    given = any(name == b"authorization" for name, _ in kept)
+    if config.forward_authorization and given:
+        return kept
     if config.worker_api_key:
         kept = [pair for pair in kept if pair[0] != b"authorization"]
         return [*kept, (b"authorization", b"Bearer " + config.worker_api_key.encode())]
-    if config.forward_authorization:
-        return kept
     return [pair for pair in kept if pair[0] != b"authorization"]
 
 

@@ -47,7 +47,7 @@ class AttemptRecord:
     last_token: float | None = None
     #: The failure's kind, "left" if it was given up without one (client gone, abort); None if it ended well.
     cause: str | None = "left"
-    #: The failure in words.
+    #: The failure in our own words; an engine's may quote the prompt.
     detail: str = ""
 
     def close(self, now: float, reader: AnswerReader | None) -> None:
@@ -94,8 +94,8 @@ class RequestRecord:
     migratable: bool = True
     #: The field that forbids migration; "" if none does.
     refusal: str = ""
-    #: Why it is not migratable, or failed: a bounded label.
-    reason: str = ""
+    #: Why it failed, or which error was relayed: a bounded label.
+    error: str = ""
     prompt_tokens: int = 0
     #: None if the answer was only forwarded.
     completion_tokens: int | None = 0
@@ -124,7 +124,8 @@ class RequestRecord:
             "outcome": self.outcome.value,
             "status": self.status,
             "migratable": self.migratable,
-            "reason": self.reason,
+            "reason": self.refusal,
+            "error": self.error,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "cached_tokens": self.cached_tokens,
@@ -145,7 +146,8 @@ def publish(record: RequestRecord, trace: TraceFile | None) -> None:
         outcome=record.outcome.value,
         status=record.status,
         migratable=record.migratable,
-        reason=record.reason,
+        reason=record.refusal,
+        error=record.error,
         tokens=record.completion_tokens,
         attempts=len(record.attempts),
         workers=[attempt.worker for attempt in record.attempts[-SHOWN:]],

@@ -116,7 +116,7 @@ class LogicalRequest:
         except Exception:
             # A defect of ours: the server tells the client and reports it; the request must still have one end.
             self._leave()
-            self.record.reason = "internal_error"
+            self.record.error = "internal_error"
             ending.close(Step.FAIL, Outcome.FAILED, "proxy")
             raise
 
@@ -212,6 +212,8 @@ class LogicalRequest:
         self._exchange.verdict = verdict
         self._downstream.judge(verdict)
         record.migratable, record.refusal = verdict.migratable, verdict.reason
+        # What is not migratable goes out as it is: under the client's name, or under one that only its worker knows.
+        record.rid = self.rid if self._exchange.named or verdict.migratable else ""
 
     # -- one attempt -----------------------------------------------------------------------------------------------
 
@@ -233,7 +235,7 @@ class LogicalRequest:
             attempt = self._current = Attempt(context, exchange, self._downstream, worker, record.rid, on_token)
             try:
                 failure = await attempt.run(self._headers)
-                record.cause, record.detail = (failure.kind.value, failure.detail) if failure else (None, "")
+                record.cause, record.detail = (failure.kind.value, failure.words) if failure else (None, "")
             finally:
                 self._close(attempt, record)
             if failure is None:
@@ -242,7 +244,7 @@ class LogicalRequest:
                 self._current = None
                 return None
             if failure.rule.penalty and not self.abort_wished:
-                fleet.report(worker, False, failure.detail, failure.kind.value)
+                fleet.report(worker, False, failure.words, failure.kind.value)
             if self._suspicious(failure, record):
                 await self._investigate(attempt, trial)
         return failure
@@ -280,7 +282,7 @@ class LogicalRequest:
         live = self._context.live
         own = not self.record.started_work and not (self._exchange.verdict.migratable and live.related(self.rid))
         if own or not self._native:
-            return self.rid
+            return self.record.rid
         name = live.fresh()
         live.remember(name)
         self.names.append(name)
@@ -320,7 +322,7 @@ class LogicalRequest:
     def _leave(self) -> None:
         """Give the current attempt up: its worker, which may still live, is told to stop."""
         attempt, self._current = self._current, None
-        if attempt is None or not attempt.sent or not self._native:
+        if attempt is None or not attempt.sent or not attempt.rid:
             return
         if not self._context.live.related(attempt.rid):  # a related one is not migratable, and kept its name
             order = self._context.format.abort(attempt.rid)

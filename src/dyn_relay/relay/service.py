@@ -15,7 +15,7 @@ from dyn_relay.relay.orders import tell
 from dyn_relay.relay.record import Outcome, RequestRecord, publish
 from dyn_relay.relay.request import LogicalRequest
 
-_METHOD_NOT_ALLOWED = Answer(405, b'{"detail":"Method Not Allowed"}')
+METHOD_NOT_ALLOWED = Answer(405, b'{"detail":"Method Not Allowed"}')
 
 
 class Relay:
@@ -36,13 +36,14 @@ class Relay:
         context = self._context
         if request.method not in context.format.methods:
             allow: Headers = [(b"allow", b", ".join(sorted(m.encode() for m in context.format.methods)))]
-            await _answer(connection, _METHOD_NOT_ALLOWED, [*allow, (MIGRATABLE_HEADER, b"no; reason=method")])
+            context.metrics.http_requests_total(path, "4xx").inc()
+            await _answer(connection, METHOD_NOT_ALLOWED, [*allow, (MIGRATABLE_HEADER, b"no; reason=method")])
             return
         native = NativeRequest(request.method, path, request.headers, request.body)
         try:
             exchange = context.format.open(native, context.live.fresh())
         except Rejected as rejected:
-            await self._reject(connection, path, rejected.answer, rejected.reason)
+            await self._reject(connection, path, rejected.answer, rejected.reason, rejected.rid)
             return
         if exchange.rid in context.live:
             duplicate = context.format.duplicate(native, exchange.rid)
@@ -51,13 +52,11 @@ class Relay:
         headers = native_headers(to_worker(request.headers, context.config))
         await self._run(LogicalRequest(context, connection, exchange, headers, path, native=True))
 
-    async def _reject(
-        self, connection: ServerConnection, path: str, answer: Answer, reason: str, rid: str = ""
-    ) -> None:
+    async def _reject(self, connection: ServerConnection, path: str, answer: Answer, reason: str, rid: str) -> None:
         """Answer in the engine's words what the engine would not take, or would die of; no worker sees it."""
         context, now = self._context, trio.current_time()
         streaming = answer.content_type.startswith(b"text/event-stream")
-        record = RequestRecord(rid, path, streaming, context.wall(), now, migratable=False, reason=reason)
+        record = RequestRecord(rid, path, streaming, context.wall(), now, migratable=False, refusal=reason)
         record.outcome, record.closed_by, record.status, record.ended = Outcome.REJECTED, "proxy", answer.status, now
         context.metrics.request_ended(Outcome.REJECTED.value, None, None)
         context.metrics.http_requests_total(path, f"{answer.status // 100}xx").inc()

@@ -197,6 +197,11 @@ not notice. Every other request is served all the same, but if its worker dies i
 which: `x-dyn-relay-migratable: yes` or `no; reason=<field>`, the first row that applies. A worker's own sampling
 defaults count like the client's parameters, where the client gave none.
 
+Some reasons are no fields: `path` (not a path of the format: bridged), `method` (neither POST nor PUT),
+`migration_limit` (`--migration-limit 0`), `migration_max_seq_len` (the prompt is longer). A request that stock SGLang
+would die of, or whose rid is live, is not served at all: it gets SGLang's 400, with the field as the reason
+(`input_ids`, `logprob_start_len`, `top_logprobs_num`, `rid`).
+
 | field | where | refused if | because |
 |---|---|---|---|
 """

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from dyn_relay.formats.base import Answer, NativeRequest, Outbound, Traits
+from dyn_relay.formats.base import Answer, NativeRequest, Outbound, Rejected, Traits
 from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
 from dyn_relay.formats.sglang.request import Request
@@ -36,7 +36,11 @@ class SglangFormat:
         """Begin a logical request. Raises `Rejected` for what is known to kill or wedge a stock engine (0.5.23)."""
         parsed = Request(request)
         if parsed.fields:
-            _protect(parsed)
+            try:
+                _protect(parsed)
+            except Rejected as refused:
+                refused.rid = parsed.rid or ""
+                raise
         return SglangExchange(parsed, rid, resume_aborts=self._resume_aborts, stops=self._stops)
 
     def traits(self, infos: dict[str, bytes]) -> Traits:

@@ -62,6 +62,7 @@ class Reader:
 
     def __init__(self, request: Request, rid: str, *, resume_aborts: bool) -> None:
         self.rid = request.rid or rid
+        self.named = bool(request.rid)
         self.streaming = request.stream
         self.delivered = 0
         self.attempt_tokens = 0
