@@ -86,22 +86,25 @@ async def ask(
     out = (parser.send(request) or b"") + (parser.send(h11.Data(data=data)) or b"")
     out += parser.send(h11.EndOfMessage()) or b""
     response = Response()
+    reads: list[bytes] = []
     try:
         await connection.send(out)
-        await _read(connection, parser, response)
+        await _read(connection, parser, response, reads)
     except ConnectionBroken:
         response.broken = "reset"
     except h11.RemoteProtocolError as exc:
         response.broken = response.broken or str(exc)
+    finally:
+        response.wire, response.body = b"".join(reads), b"".join(response.parts)
     return response
 
 
-async def _read(connection: Connection, parser: h11.Connection, response: Response) -> None:
+async def _read(connection: Connection, parser: h11.Connection, response: Response, reads: list[bytes]) -> None:
     while True:
         event = parser.next_event()
         if event is h11.NEED_DATA:
             data = await connection.receive()
-            response.wire += data
+            reads.append(data)
             if not data:
                 response.broken = "eof"
             parser.receive_data(data)
@@ -110,7 +113,6 @@ async def _read(connection: Connection, parser: h11.Connection, response: Respon
             response.headers = list(event.headers)
         elif isinstance(event, h11.Data):
             response.parts.append(bytes(event.data))
-            response.body += event.data
         elif isinstance(event, h11.EndOfMessage):
             response.complete, response.broken = True, ""
             return
