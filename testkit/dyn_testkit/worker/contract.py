@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from dyn_testkit.worker.wire import Reply, Request, json_reply
+from dyn_testkit.worker.schema import WrongType, check_contract, settle, unreadable
+from dyn_testkit.worker.wire import TEXT, Reply, Request, json_reply
 
 
 class Refused(Exception):
@@ -41,8 +42,16 @@ class Aborted(Exception):
         self.refused = err_type is not None
 
 
+class Unhandled(Exception):
+    """SGLang's own code falls over the request (a `TypeError`, an `IndexError`): status 500, a stream just ends."""
+
+
 class Poisoned(Exception):
     """The request kills the engine."""
+
+
+_LONG_NUMBER = re.compile(rb"\d{19}")
+INTERNAL_ERROR = Reply(500, b"Internal Server Error", TEXT)
 
 
 def validation_error(*details: str) -> Refused:
@@ -75,137 +84,64 @@ def value_error(message: str) -> Reply:
     return json_reply({"error": {"message": message}}, 400)
 
 
-_INTEGER, _NUMBER, _BOOLEAN, _STRING, _ANY = "i64", "f64", "a boolean", "a string", ""
+def decode(body: bytes) -> object:
+    """Parse JSON as SGLang's parser does: integers beyond 64 bits are floats.
 
-#: Sampling keys in SGLang's order, with the type that the contract wants (an empty name: not checked here).
-SAMPLING_KEYS = {
-    "max_new_tokens": _INTEGER,
-    "stop": _ANY,
-    "stop_token_ids": _ANY,
-    "stop_regex": _ANY,
-    "temperature": _NUMBER,
-    "top_p": _NUMBER,
-    "top_k": _INTEGER,
-    "min_p": _NUMBER,
-    "frequency_penalty": _NUMBER,
-    "presence_penalty": _NUMBER,
-    "repetition_penalty": _NUMBER,
-    "min_new_tokens": _INTEGER,
-    "n": _INTEGER,
-    "json_schema": _STRING,
-    "regex": _STRING,
-    "ebnf": _STRING,
-    "structural_tag": _STRING,
-    "ignore_eos": _BOOLEAN,
-    "skip_special_tokens": _BOOLEAN,
-    "spaces_between_special_tokens": _BOOLEAN,
-    "no_stop_trim": _BOOLEAN,
-    "stream_interval": _INTEGER,
-    "logit_bias": _ANY,
-    "sampling_seed": _INTEGER,
-    "custom_params": _ANY,
-    "beam_width": _INTEGER,
-    "watermark": _ANY,
-    "choice": _ANY,
-}
-_TYPES: dict[str, tuple[type, ...]] = {
-    _INTEGER: (int,),
-    _NUMBER: (int, float),
-    _BOOLEAN: (bool,),
-    _STRING: (str,),
-}
-_TOP_LEVEL = {
-    "stream": _BOOLEAN,
-    "return_text_in_logprobs": _BOOLEAN,
-    "return_prompt_token_ids": _BOOLEAN,
-    "return_routed_experts": _BOOLEAN,
-    "routed_experts_start_len": _INTEGER,
-    "routed_dp_rank": _INTEGER,
-    "data_parallel_rank": _INTEGER,
-}
-#: Fields whose contract has no `null`.
-_NOT_NULL = {"return_prompt_token_ids", "routed_experts_start_len"}
+    Raises `msgspec.DecodeError`, `OverflowError` (larger than any float), `RecursionError` (nested too deeply).
+    """
+    value = msgspec.json.decode(body)
+    return _narrow(value) if _LONG_NUMBER.search(body) else value
 
 
-def _check_type(value: object, wanted: str, nullable: bool = True) -> None:
-    if not wanted or (value is None and nullable) or type(value) in _TYPES[wanted]:
-        return
-    raise contract_error(f"invalid type: {_describe(value)}, expected {wanted}")
-
-
-def _describe(value: object) -> str:
+def _narrow(value: object) -> object:
     match value:
-        case None:
-            return "null"
-        case bool():
-            return f"boolean `{str(value).lower()}`"
-        case int():
-            return f"integer `{value}`"
-        case float():
-            return f"floating point `{value}`"
-        case str():
-            return f"string {msgspec.json.encode(value).decode()}"
+        case dict():
+            return {key: _narrow(item) for key, item in value.items()}
         case list():
-            return "sequence"
+            return [_narrow(item) for item in value]
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            return float(value)
         case _:
-            return "map"
+            return value
+
+
+def _not_json(error: str) -> Refused:
+    found = re.search(r"byte (\d+)", error)
+    at = found.group(1) if found else "0"
+    return validation_error(
+        f"{{'type': 'json_invalid', 'loc': ('body', {at}), 'msg': 'JSON decode error', 'input': {{}}, "
+        f"'ctx': {{'error': {error!r}}}}}"
+    )
 
 
 def parse_body(request: Request) -> dict[str, Any]:
-    """The JSON object in a request. Raises `Refused`."""
+    """The JSON object in a request, with the types that the engine wants. Raises `Refused`."""
+    try:
+        return _parse(request)
+    except RecursionError as exc:
+        raise _not_json("depth limit exceeded") from exc
+
+
+def _parse(request: Request) -> dict[str, Any]:
     content_type = (request.header(b"content-type") or b"application/json").lower()
     if not request.body:
         raise validation_error("{'type': 'missing', 'loc': ('body',), 'msg': 'Field required', 'input': None}")
     value: object = request.body
     if content_type.partition(b";")[0].strip().endswith(b"json"):
         try:
-            value = msgspec.json.decode(request.body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            found = re.search(r"byte (\d+)", str(exc))
-            at = found.group(1) if found else "0"
-            raise validation_error(
-                f"{{'type': 'json_invalid', 'loc': ('body', {at}), 'msg': 'JSON decode error', 'input': {{}}, "
-                f"'ctx': {{'error': {str(exc)!r}}}}}"
-            ) from exc
+            value = decode(request.body)
+        except (msgspec.DecodeError, OverflowError) as exc:
+            raise _not_json(str(exc)) from exc
     if not isinstance(value, dict):
         raise validation_error(
             "{'type': 'dataclass_type', 'loc': ('body',), 'msg': 'Input should be a dictionary or an instance of "
             f"GenerateReqInput', 'input': {value!r}, 'ctx': {{'class_name': 'GenerateReqInput'}}}}"
         )
-    _check_contract(value)
-    return value
-
-
-def _check_contract(body: dict[str, Any]) -> None:
-    for name, wanted in _TOP_LEVEL.items():
-        if name in body:
-            _check_type(body[name], wanted, nullable=name not in _NOT_NULL)
-    ids: Any = body.get("input_ids")
-    if ids is not None:
-        bad = "" if isinstance(ids, list) else f"must be list or null; got {type(ids).__name__}"
-        wrong = (
-            next((item for item in ids if type(item) is not int and not isinstance(item, list)), None) if not bad else 0
-        )
-        if not bad and wrong is not None:
-            bad = f"elements must be int or list; got {type(wrong).__name__}"
-        if bad:
-            raise validation_error(
-                f"{{'type': 'value_error', 'loc': ('body', 'input_ids'), 'msg': 'Value error, {bad}', "
-                f"'input': {ids!r}, 'ctx': {{'error': ValueError({bad!r})}}}}"
-            )
-    given = body.get("sampling_params")
-    for params in given if isinstance(given, list) else [given]:
-        if params is None:
-            continue
-        if not isinstance(params, dict):
-            raise validation_error(
-                f"{{'type': 'list_type', 'loc': ('body', 'sampling_params', 'list[dict[str,any]]'), "
-                f"'msg': 'Input should be a valid list', 'input': {params!r}}}",
-                f"{{'type': 'dict_type', 'loc': ('body', 'sampling_params', 'dict[str,any]'), "
-                f"'msg': 'Input should be a valid dictionary', 'input': {params!r}}}",
-            )
-        for name, value in params.items():
-            if name not in SAMPLING_KEYS:
-                known = ", ".join(f"`{key}`" for key in SAMPLING_KEYS)
-                raise contract_error(f"unknown field `{name}`, expected one of {known}")
-            _check_type(value, SAMPLING_KEYS[name])
+    problems = unreadable(value)
+    if problems:
+        raise validation_error(*problems)
+    try:
+        check_contract(value)
+    except WrongType as exc:
+        raise contract_error(str(exc)) from exc
+    return settle(value)

@@ -204,7 +204,7 @@ def _object(request: Request) -> dict[str, Any]:
     """The request's JSON object; anything else counts as an empty one."""
     try:
         value = msgspec.json.decode(request.body) if request.body else {}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -319,7 +319,7 @@ def _glance(body: bytes) -> tuple[str, bool]:
     """The rid and the stream flag of a body, whatever it is."""
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return "", False
     if not isinstance(value, dict):
         return "", False

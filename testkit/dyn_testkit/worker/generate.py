@@ -13,10 +13,12 @@ from dyn_relay.net import Connection, ConnectionBroken
 from dyn_testkit import engine
 from dyn_testkit.faults import Spot
 from dyn_testkit.worker.contract import (
+    INTERNAL_ERROR,
     Aborted,
     Invalid,
     Poisoned,
     Refused,
+    Unhandled,
     error_object,
     parse_body,
     value_error,
@@ -274,11 +276,14 @@ class _Answer:
             await self._each(jobs, run)
         except Invalid as exc:
             await self.reply(value_error(str(exc)))
+        except Unhandled:
+            await self.reply(INTERNAL_ERROR)
         except Aborted as exc:
             await self._aborted_unary(exc)
         else:
             ordered = [value for _, value in sorted(values, key=lambda pair: pair[0])]
-            await self.reply(json_reply(ordered[0] if jobs[0].index is None else ordered))
+            single = len(jobs) == 1 and jobs[0].index is None
+            await self.reply(json_reply(ordered[0] if single else ordered))
 
     async def _aborted_unary(self, exc: Aborted) -> None:
         status = exc.status_code or 500
@@ -292,6 +297,9 @@ class _Answer:
         except Invalid as exc:
             error = {"message": str(exc), "type": "invalid_request_error", "code": 400, "retryable": False}
             await self.connection.send(chunk(event(msgspec.json.encode({"error": error}))))
+        except Unhandled as exc:
+            self.connection.close()
+            raise AnswerCut from exc
         await self.inject.at(Spot.AFTER_FINISH)
         await self.connection.send(chunk(DONE))
         await self.inject.at(Spot.BEFORE_LAST_CHUNK)

@@ -7,8 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dyn_testkit.engine import Sampling, tokenize
-from dyn_testkit.worker.contract import Aborted, Invalid, Poisoned
+from dyn_testkit.worker.contract import Aborted, Invalid, Poisoned, Unhandled
 from dyn_testkit.worker.options import WorkerOptions
+
+#: The mock's own limit for generations of one body; SGLang's is its memory.
+MAX_JOBS = 4096
+#: SGLang's limit of stop strings.
+_MAX_STOPS = 32
+#: Fields that may be lists, one item a prompt, but not together with samples.
+_PER_PROMPT = ("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +49,21 @@ class Reader:
     next_rank: Callable[[], int | None]
 
     def jobs(self, body: Mapping[str, Any]) -> list[Job]:
-        """The generations that a body asks for; one with index None for a single request. Raises `Invalid`."""
+        """The generations that a body asks for; one with index None for a single request.
+
+        Raises `Invalid`, `Unhandled`.
+        """
         prompts, single = self._prompts(body)
         params = body.get("sampling_params") or {}
-        many = params if isinstance(params, list) else [params] * len(prompts)
+        copies = _copies(body.get("sampling_params"))
+        if isinstance(params, list) and (len(params) < len(prompts) or (single and copies == 1)):
+            raise Unhandled("sampling_params: no dictionary for each prompt")
+        many = params[: len(prompts)] if isinstance(params, list) else [params] * len(prompts)
+        if copies > 1:
+            _refuse_lists(body)
+        if len(prompts) * copies > MAX_JOBS or any("choice" in item for item in many):
+            raise Unhandled("too many generations, or a sampling key without a parameter")
         samplings = [Sampling.parse(item, self.options.preferred_sampling_params) for item in many]
-        copies = samplings[0].n
         rids = self._rids(body.get("rid"), len(prompts), single)
         jobs = [
             self._job(body, rid, prompt, sampling, at)
@@ -98,6 +114,8 @@ class Reader:
         def of(name: str, default: Any) -> Any:
             value = body.get(name)
             if isinstance(value, list) and (name != "token_ids_logprob" or (value and isinstance(value[0], list))):
+                if at >= len(value):
+                    raise Unhandled(f"{name}: no item for each prompt")
                 value = value[at]
             return default if value is None else value
 
@@ -155,7 +173,7 @@ class Reader:
                 f"token_ids_logprob contains out-of-vocabulary token id {outside}; valid range is [0, {size})."
             )
         self._verify_tokenizer(sampling)
-        verify_sampling(sampling, given)
+        verify_sampling(sampling, given, size)
 
     def _verify_tokenizer(self, sampling: Sampling) -> None:
         if not self.options.skip_tokenizer_init:
@@ -172,7 +190,27 @@ class Reader:
             )
 
 
-def verify_sampling(sampling: Sampling, given: Mapping[str, Any]) -> None:
+def _copies(params: Any) -> int:
+    """Samples for each prompt, which all dictionaries must agree on. Raises `Invalid`, `Unhandled`."""
+    several = params if isinstance(params, list) else [params or {}]
+    counts = [item.get("n", 1) for item in several]
+    if not counts or counts[0] is None:
+        raise Unhandled("sampling_params: no number of samples")
+    if any(count != counts[0] for count in counts):
+        raise Invalid("The parallel_sample_num should be the same for all samples in sample params.")
+    copies: int = max(1, counts[0])
+    return copies
+
+
+def _refuse_lists(body: Mapping[str, Any]) -> None:
+    for name in _PER_PROMPT:
+        value = body.get(name)
+        listed = isinstance(value, list) and (name != "token_ids_logprob" or (value and isinstance(value[0], list)))
+        if listed:
+            raise Invalid(f"Cannot use list {name} with parallel_sample_num > 1")
+
+
+def verify_sampling(sampling: Sampling, given: Mapping[str, Any], vocab_size: int) -> None:
     """SGLang's own checks of sampling values; `given` has the client's spelling. Raises `Invalid`."""
     limit = sampling.max_new_tokens
     minimum = sampling.min_new_tokens
@@ -195,9 +233,25 @@ def verify_sampling(sampling: Sampling, given: Mapping[str, Any]) -> None:
     for holds, message, name in rules:
         if not holds:
             raise Invalid(f"{message}, got {given.get(name, getattr(sampling, name))}.")
+    if len(sampling.stop) > _MAX_STOPS:
+        raise Invalid(f"at most {_MAX_STOPS} stop strings are allowed, got {len(sampling.stop)}")
+    _verify_numbers(sampling, vocab_size)
     grammars = [sampling.json_schema, sampling.regex, sampling.ebnf, sampling.structural_tag]
     if sum(map(bool, grammars)) > 1:
         raise Invalid("Only one of json_schema, regex, ebnf or structural_tag can be set.")
+
+
+def _verify_numbers(sampling: Sampling, vocab_size: int) -> None:
+    for name, _ in sampling.logit_bias:
+        try:
+            inside = 0 <= int(name) < vocab_size
+        except ValueError as exc:
+            raise Invalid(str(exc)) from exc
+        if not inside:
+            raise Invalid(f"logit_bias must has keys in [0, {vocab_size - 1}], got {name}.")
+    seed = sampling.sampling_seed
+    if seed is not None and seed >= 1 << 63:
+        raise Invalid(f"sampling_seed must be in [-2**63, 2**63 - 1], got {seed}.")
 
 
 def schedule(job: Job, options: WorkerOptions) -> None:
