@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, cast
 
 import click
@@ -11,40 +12,93 @@ import trio
 from dyn_relay.sockets import open_network
 from dyn_testkit.engine import Model
 from dyn_testkit.faults import Fault, FaultPlan, nth, parse_fault
-from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
+
+try:
+    from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
+except ModuleNotFoundError as missing:
+    if missing.name != "h11":  # the only package that the proxy itself does without
+        raise
+    raise SystemExit("dyn-mock-worker needs h11: pip install '.[testkit]' in a checkout") from None
+
+#: How `--fault` spells what happens and where; numbers beside these words: a status or `abort`CODE, and a token.
+WHAT = ("kill", "reset", "close", "stall", "garbage", "empty_200", "comments", "abort")
+WHERE = ("head", "last_token", "finish", "last_chunk", "done")
+_WORDS = f"WHAT: {', '.join(WHAT)}, abortCODE, or a status; WHERE: a token (0: after the head), {', '.join(WHERE)}"
+_FAULT = re.compile(rf"(\d+):((?:{'|'.join(WHAT)}|abort\d+|\d{{3}})@(?:{'|'.join(WHERE)}|\d+))", re.ASCII)
+
+
+def _fault(text: str) -> Fault:
+    """N:WHAT@WHERE."""
+    spelled = _FAULT.fullmatch(text)
+    if spelled is None:
+        raise click.BadParameter(f"{text!r} is not N:WHAT@WHERE. {_WORDS}")
+    try:
+        parsed = parse_fault(spelled[2])
+    except ValueError as exc:
+        raise click.BadParameter(f"{text!r}: {exc}") from None
+    return Fault(parsed.where, parsed.what, nth(int(spelled[1])))
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as exc:
+        raise click.BadParameter(f"{text!r} is not JSON: {exc}") from None
+    if not isinstance(value, dict):
+        raise click.BadParameter(f"{text!r} is not a JSON object")
+    return value
+
+
+_AT_LEAST_0, _AT_LEAST_1, _SECONDS = click.IntRange(0), click.IntRange(1), click.FloatRange(0)
 
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=0, show_default=True, help="0 lets the system choose.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 lets the system choose.")
 @click.option("--dialect", type=click.Choice(["cumulative", "incremental", "mixed"]), default="cumulative")
-@click.option("--tick", default=0.0, help="Seconds a forward pass takes; 0 is as fast as possible.")
-@click.option("--tokens-per-tick", default=1, show_default=True)
-@click.option("--stream-interval", default=1, show_default=True)
+@click.option("--tick", type=_SECONDS, default=0.0, help="Seconds a forward pass takes; 0 is as fast as possible.")
+@click.option("--tokens-per-tick", type=_AT_LEAST_1, default=1, show_default=True)
+@click.option("--stream-interval", type=_AT_LEAST_1, default=1, show_default=True)
 @click.option("--late-finish", is_flag=True, help="The finish comes in an event of its own.")
 @click.option("--with-tokenizer", is_flag=True, help="Answers carry text; text prompts are taken.")
-@click.option("--context-length", default=131072, show_default=True)
-@click.option("--vocab-size", default=1024, show_default=True)
-@click.option("--eos-rate", default=0.0, show_default=True, help="Probability of EOS at each token.")
+@click.option("--context-length", type=_AT_LEAST_1, default=131072, show_default=True)
+@click.option("--vocab-size", type=_AT_LEAST_1, default=1024, show_default=True)
+@click.option(
+    "--eos-rate", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Probability of EOS at each token."
+)
 @click.option("--model-path", default="mock/model", show_default=True)
 @click.option("--weight-version", default="default", show_default=True)
-@click.option("--preferred-sampling-params", default=None, help="JSON object.")
-@click.option("--max-running-requests", type=int, default=None)
-@click.option("--max-queued-requests", type=int, default=None)
+@click.option(
+    "--preferred-sampling-params", type=_json_object, metavar="JSON", help="An object, as a model's own defaults."
+)
+@click.option("--max-running-requests", type=_AT_LEAST_1, default=None)
+@click.option("--max-queued-requests", type=_AT_LEAST_0, default=None)
 @click.option("--api-key", default=None)
 @click.option("--routed-experts", is_flag=True)
-@click.option("--expert-mark", default=0, help="Added to every expert id.")
-@click.option("--health-delay", default=0.0, show_default=True)
-@click.option("--death-delay", default=0.0, show_default=True, help="Silence between a poisonous request and death.")
+@click.option("--expert-mark", type=click.IntRange(0, 2**30), default=0, help="Added to every expert id.")
+@click.option("--health-delay", type=_SECONDS, default=0.0, show_default=True)
+@click.option(
+    "--death-delay",
+    type=_SECONDS,
+    default=0.0,
+    show_default=True,
+    help="Silence between a poisonous request and death.",
+)
 @click.option("--exact-abort", is_flag=True, help="/abort_request matches whole rids only.")
-@click.option("--fault", "faults", multiple=True, help="N:WHAT@WHERE, the fault of request N (from 0). Repeatable.")
+@click.option(
+    "--fault",
+    "faults",
+    type=_fault,
+    multiple=True,
+    metavar="N:WHAT@WHERE",
+    help=f"The fault of request N (from 0); repeat. {_WORDS}.",
+)
 @click.option("--allow-header-faults", is_flag=True, help="Honour the header x-mock-fault: WHAT@WHERE.")
-def main(host: str, port: int, dialect: str, faults: tuple[str, ...], **flags: Any) -> None:
+def main(host: str, port: int, dialect: str, faults: tuple[Fault, ...], **flags: Any) -> None:
     """A mock SGLang worker: a deterministic engine behind SGLang's HTTP API, with faults on demand.
 
     Prints "listening on URL" once it serves; a fault that kills the worker ends the process with status 137.
     """
-    preferred = flags.pop("preferred_sampling_params")
     options = WorkerOptions(
         model=Model(
             vocab_size=flags.pop("vocab_size"),
@@ -54,28 +108,25 @@ def main(host: str, port: int, dialect: str, faults: tuple[str, ...], **flags: A
         dialect=cast(Dialect, dialect),
         skip_tokenizer_init=not flags.pop("with_tokenizer"),
         abort_match="exact" if flags.pop("exact_abort") else "prefix",
-        preferred_sampling_params=json.loads(preferred) if preferred else None,
         **flags,
     )
-    plan = FaultPlan.of(*(_numbered(text) for text in faults))
-    status = 137
+    status, refused = 137, None
     try:
-        trio.run(_serve, host, port, options, plan)
+        refused = trio.run(_serve, host, port, options, FaultPlan.of(*faults))
     except* KeyboardInterrupt:
         status = 0
+    if refused is not None:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {refused}")
     raise SystemExit(status)
 
 
-def _numbered(text: str) -> Fault:
-    number, _, fault = text.partition(":")
-    try:
-        parsed = parse_fault(fault)
-        return Fault(parsed.where, parsed.what, nth(int(number)))
-    except ValueError as exc:
-        raise click.BadParameter(f"{text!r}: {exc}", param_hint="--fault") from exc
-
-
-async def _serve(host: str, port: int, options: WorkerOptions, plan: FaultPlan) -> None:
-    async with open_network() as network, MockWorker.serve(network, host, port, options, plan) as worker:
-        click.echo(f"listening on {worker.url}")
-        await worker.dead()
+async def _serve(host: str, port: int, options: WorkerOptions, plan: FaultPlan) -> OSError | None:
+    """Serve until the worker is dead; gives the reason if it cannot listen."""
+    async with open_network() as network:
+        try:
+            async with MockWorker.serve(network, host, port, options, plan) as worker:
+                click.echo(f"listening on {worker.url}")
+                await worker.dead()
+        except OSError as exc:
+            return exc
+    return None
