@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import trio
 
-from dyn_chaos import check, engines, history, load, report
-from dyn_chaos.campaigns.demo import demo
-from dyn_chaos.campaigns.kill_worker import kill_worker
+try:
+    from dyn_chaos import check, engines, fold, history, load, report
+    from dyn_chaos.campaigns.demo import demo
+    from dyn_chaos.campaigns.kill_worker import kill_worker
+except ModuleNotFoundError as missing:
+    if missing.name != "httpx":  # the only package that proxy and testkit do without
+        raise
+    raise SystemExit("dyn-chaos needs httpx: pip install '.[chaos]' in a checkout") from None
+from dyn_chaos import processes
 from dyn_chaos.engines import Given
+from dyn_chaos.processes import NotReady
 from dyn_chaos.report import Outcome
+
+T = TypeVar("T")
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
@@ -24,7 +38,17 @@ def _given(text: str) -> Given:
     url, _, group = text.rpartition("=")
     if not url or not group.isdigit():
         raise click.BadParameter(f"{text!r} is not URL=PGID")
+    if not processes.group(int(group)):
+        raise click.BadParameter(f"{text!r}: there is no process group {group} on this machine")
     return Given(url.rstrip("/"), int(group))
+
+
+def _words(text: str) -> list[str]:
+    """As a shell splits them."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{text!r}: {error}") from None
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -39,14 +63,28 @@ def main() -> None:
 )
 @click.option("--streams", type=click.IntRange(2), default=16, show_default=True, help="Requests; half of them SSE.")
 @click.option("--tokens", type=click.IntRange(2), default=256, show_default=True, help="Tokens of each.")
-@click.option("--after", type=click.IntRange(1), help="Kill once this many streams began.  [default: all SSE ones]")
+@click.option("--after", type=click.IntRange(1), help="Kill once this many SSE streams began.  [default: all of them]")
 @click.option(
     "--at-token", type=click.IntRange(1), default=1, show_default=True, help="... this far into their answers."
 )
-@click.option("--worker-flag", "worker_flags", multiple=True, help="For dyn-mock-worker.  [default: --tick 0.005]")
-@click.option("--relay-flag", "relay_flags", multiple=True, help="For dyn-relay serve.")
+@click.option(
+    *("--worker-flag", "worker_flags"),
+    type=_words,
+    metavar="FLAGS",
+    multiple=True,
+    default=("--tick 0.005",),
+    show_default=True,
+    help="For dyn-mock-worker, split as a shell does; repeat.",
+)
+@click.option(
+    *("--relay-flag", "relay_flags"),
+    type=_words,
+    metavar="FLAGS",
+    multiple=True,
+    help="For dyn-relay serve, e.g. '--stall-timeout-secs 8', split as a shell does; repeat.",
+)
 @click.option("--seed", default=0, show_default=True, help="Chooses the prompts.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Keep histories, logs, report.json here.")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Histories, logs, report.json.")
 def kill_worker_command(
     workers: int,
     given: tuple[Given, ...],
@@ -54,36 +92,38 @@ def kill_worker_command(
     tokens: int,
     after: int | None,
     at_token: int,
-    worker_flags: tuple[str, ...],
-    relay_flags: tuple[str, ...],
+    worker_flags: tuple[list[str], ...],
+    relay_flags: tuple[list[str], ...],
     seed: int,
     out: Path | None,
 ) -> None:
     """SIGKILL the busiest of some workers behind the proxy, in the middle of its streams.
 
     References are asked of the first worker before the proxy starts. Workers that are given by URL must run on this
-    machine, for they are killed by process group.
+    machine, for they are killed by process group. Without --out, a run that finds nothing leaves nothing.
     """
+    streamed = (streams + 1) // 2
+    if after is not None and after > streamed:
+        raise click.BadParameter(f"only {streamed} of {streams} requests are SSE streams", param_hint="--after")
+    if at_token > tokens:
+        raise click.BadParameter(f"the answers end at token {tokens} (--tokens)", param_hint="--at-token")
 
     async def run(logs: Path) -> Outcome:
         async with trio.open_nursery() as nursery:
             servers: Sequence[engines.Victim] = given or [
-                await engines.mock(nursery, f"worker-{i}", logs, worker_flags or ("--tick", "0.005"))
-                for i in range(workers)
+                await engines.mock(nursery, f"worker-{i}", logs, [*chain(*worker_flags)]) for i in range(workers)
             ]
             plans = load.plans(streams, tokens, seed=seed)
             outcome = await kill_worker(
-                nursery, servers, plans, logs, after=after or (streams + 1) // 2, tokens=at_token, flags=relay_flags
+                nursery, servers, plans, logs, after=after or streamed, tokens=at_token, flags=[*chain(*relay_flags)]
             )
             nursery.cancel_scope.cancel()
         return outcome
 
-    with tempfile.TemporaryDirectory() as temporary:
-        logs = out or Path(temporary)
-        logs.mkdir(parents=True, exist_ok=True)
-        outcome = trio.run(run, logs)
+    with _evidence(out) as logs:
+        outcome = _run(run, logs)
         report.save(logs / "report.json", [outcome])
-    _finish(outcome)
+        _finish(outcome)
 
 
 @main.command("check")
@@ -103,10 +143,38 @@ def check_command(records: Path, reference: Path, tolerance: float) -> None:
 @main.command("demo")
 def demo_command() -> None:
     """Two mock workers, one stream; the worker that serves it is killed; the stream completes and is verified."""
-    with tempfile.TemporaryDirectory() as temporary:
-        sys.exit(not trio.run(demo, Path(temporary)))
+    with _evidence(None) as logs:
+        if not _run(demo, logs):
+            sys.exit(1)
+
+
+@contextmanager
+def _evidence(out: Path | None) -> Iterator[Path]:
+    """Where a campaign leaves what it recorded: `out`, or a new folder that goes if the block is left without error."""
+    folder = out or Path(tempfile.mkdtemp(prefix="dyn-chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield folder
+    except BaseException:
+        click.echo(f"kept in {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}", err=True)
+        raise
+    if out is None:
+        shutil.rmtree(folder)
+
+
+def _run(campaign: Callable[[Path], Awaitable[T]], logs: Path) -> T:
+    """Run it. A process or a reference that is not there is the user's to mend: a message, no traceback."""
+    problem: BaseException
+    try:
+        return trio.run(campaign, logs)
+    except* (NotReady, fold.Incomplete) as group:
+        problem = group
+        while isinstance(problem, BaseExceptionGroup):
+            problem = problem.exceptions[0]
+    raise click.ClickException(str(problem))
 
 
 def _finish(outcome: Outcome) -> None:
     report.show([outcome])
-    sys.exit(not outcome.ok)
+    if not outcome.ok:
+        sys.exit(1)

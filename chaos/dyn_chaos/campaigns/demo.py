@@ -108,7 +108,8 @@ def _verdict(records: dict[str, Record], migrations: int, log: Path, console: Co
         return False
     console.print(
         "[bold green]VERIFIED[/]: all tokens, logprobs and counters equal the oracle's, in the stream that lost\n"
-        "its worker and in the unary answer beside it."
+        "its worker and in the unary answer beside it.",
+        soft_wrap=True,
     )
     return True
 

@@ -68,7 +68,8 @@ async def judge(
     for record in records.values():
         said = record.headers.get(MIGRATABLE)
         outcome.expect(said == "yes", "header", f"{MIGRATABLE}: {said}", record.key)
-    outcome.facts["answers"] = f"{len(records) - len({finding.key for finding in outcome.findings})}/{len(records)}"
+    good = records.keys() - {finding.key for finding in outcome.findings}
+    outcome.facts["answers"] = f"{len(good)}/{len(records)}"
     outcome.facts["widest logprob difference"] = widest(records, references)
     outcome.facts["slowest answer"] = f"{longest_answer(records):.1f} s"
     async with client() as http:

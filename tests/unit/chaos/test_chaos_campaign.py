@@ -95,6 +95,15 @@ async def test_a_run_without_a_migration_has_shown_nothing() -> None:
     assert await judged(answered(), metrics(0, 0)) == ["vacuous"]
 
 
+@pytest.mark.parametrize(("status", "good"), [(200, "1/1"), (502, "0/1")])
+async def test_only_wrong_answers_count_as_such(status: int, good: str) -> None:
+    outcome = Outcome("x")
+    async with serving({"/metrics": metrics(0, 0)}) as url:
+        outcome.expect(False, "vacuous", "of the campaign, of no answer")
+        await judge(url, {"unary": answered(status=status)}, {"unary": record("unary")}, outcome)
+    assert outcome.facts["answers"] == good
+
+
 async def test_a_request_that_stays_in_flight_is_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kill_worker, "SETTLE", 0.0)
     assert await judged(answered(), metrics(1, 1)) == ["leak"]

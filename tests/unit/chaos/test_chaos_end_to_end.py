@@ -48,9 +48,10 @@ async def test_lost_streams_are_found(tmp_path: Path) -> None:
 
 async def test_the_demonstration(tmp_path: Path) -> None:
     out = io.StringIO()
-    assert await demo(tmp_path, Console(file=out, width=120))
+    assert await demo(tmp_path, Console(file=out, width=60))
     assert "kill -9" in out.getvalue()
-    assert "VERIFIED" in out.getvalue()
+    # Broken where the README shows it, however narrow the terminal.
+    assert "counters equal the oracle's, in the stream that lost\nits worker and in the unary" in out.getvalue()
 
 
 def oracle_record(**changes: Any) -> Record:
