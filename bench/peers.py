@@ -26,8 +26,6 @@ class Peer:
     what: str
     command: Callable[[int, list[int]], list[str]]
     """(port to listen on, ports of the workers) -> command line"""
-    spreads: bool = True
-    """It can serve more than one worker."""
 
 
 def cache() -> Path:
@@ -80,6 +78,6 @@ PEERS = {
         Peer("dyn-relay", "this project, as it is by default", _dyn_relay()),
         Peer("dyn-relay-off", "this project with `--migration-limit 0`", _dyn_relay("--migration-limit", "0")),
         Peer(BASELINE, f"{ROUTER_REQUIREMENT} from PyPI, round robin", _sglang_router),
-        Peer("relay", "a TCP relay in Rust that reads nothing: the floor", _bare_relay, spreads=False),
+        Peer("relay", "a TCP relay in Rust that reads nothing: the floor", _bare_relay),
     )
 }

@@ -30,6 +30,17 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PR_SET_PDEATHSIG = 1
 
 
+#: What `build.sh` makes.
+_BUILT = (BIN / "mockworker", BIN / "loadgen", BIN / "relay", BODIES)
+
+
+def require_build() -> None:
+    """Raise `SystemExit` with a message if `build.sh` has not run."""
+    missing = [str(path.relative_to(HERE.parent)) for path in _BUILT if not path.exists()]
+    if missing:
+        raise SystemExit(f"run bench/build.sh first (needs cargo): no {', '.join(missing)}")
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What a process and its children have used so far, and hold now."""

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from peers import BASELINE
@@ -92,8 +91,10 @@ def _ratios(mine: list[Sample], base: dict[int, Sample], key: str) -> Iterable[f
 
 def main() -> None:
     """Print the tables of the runs in the files named on the command line, one after the other."""
-    for name in sys.argv[1:]:
-        run = json.loads(Path(name).read_text())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", metavar="FILE", type=argparse.FileType(), help="samples that run.py wrote")
+    for file in parser.parse_args().runs:
+        run = json.load(file)
         print(f"{run['title']}\n\n{report(run['samples'])}\n")
 
 

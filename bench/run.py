@@ -111,6 +111,7 @@ def main() -> None:
         parser.error(f"no peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
     peers = [PEERS[name] for name in options.peers.split(",")]
     workloads = select(options.workloads)
+    procs.require_build()
     now = datetime.now(UTC)
     path = options.json or procs.HERE / "results" / f"{now:%Y%m%d-%H%M%S}.json"
 

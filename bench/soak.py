@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mode", choices=["incremental", "cumulative"], default="incremental")
     options = parser.parse_args()
+    procs.require_build()
     seen = soak(options)
     print(json.dumps(seen, indent=1))
     failed = failures(seen, options.streams)

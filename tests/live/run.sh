@@ -8,6 +8,9 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 home=${DYN_LIVE_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/dyn-relay-live}
 python=${PYTHON:-$here/../../.venv/bin/python}
+case " $* " in
+  *" --list "*) exec "$python" "$here/qualify.py" --home "$here" --list ;; # names need no engine
+esac
 mkdir -p "$home"
 bash "$here/install_sglang_cpu.sh" "$home/venv"
 [ -f "$home/models/qwen3moe-fp32/tokenizer_config.json" ] || # the last file that it makes
