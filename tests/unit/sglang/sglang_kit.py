@@ -186,7 +186,6 @@ class Plan:
 class Outcome:
     exchange: SglangExchange
     bodies: list[dict[str, Any]]
-    raw_bodies: list[bytes]
     out: bytes
     #: Growing events that attempt 0 delivered.
     shown: int
@@ -212,13 +211,12 @@ def play(body: dict[str, Any], plans: list[Plan], renamed: bool = False) -> Outc
     """
     exchange = opened(body, plans[0].traits)
     assert exchange.verdict.migratable, exchange.verdict
-    bodies, raws, out, now, shown = [], [], b"", 10.0, 0
+    bodies, out, now, shown = [], b"", 10.0, 0
     wanted = oracle(body)
     for number, plan in enumerate(plans):
         name = f"try-{number}" if number or renamed else exchange.rid
         sent = exchange.dispatch(plan.traits, name, now)
         assert json.loads(sent.body)["rid"] == name
-        raws.append(sent.body)
         bodies.append(json.loads(sent.body))
         check_body(body, bodies[-1], wanted, exchange.delivered)
         assert exchange.head(200, SSE_HEAD) is Reading.EVENTS
@@ -235,7 +233,7 @@ def play(body: dict[str, Any], plans: list[Plan], renamed: bool = False) -> Outc
             if done is None:
                 continue
             out += done
-        return Outcome(exchange, bodies, raws, out, shown)
+        return Outcome(exchange, bodies, out, shown)
     raise AssertionError("the last planned worker dies too")
 
 
