@@ -38,8 +38,13 @@ class ConfigError(ValueError):
 
 
 def _is_path(value: object) -> None:
-    if not str(value).startswith("/"):
-        raise ValueError("must begin with /")
+    if not str(value).startswith("/") or not all(0x21 <= ord(character) <= 0x7E for character in str(value)):
+        raise ValueError("must begin with /, and be printable ASCII without blanks")
+
+
+def _is_host(value: object) -> None:
+    if not str(value).strip():
+        raise ValueError("must not be empty: that would be every address of this machine; say 0.0.0.0 if you mean it")
 
 
 def _is_key(value: object) -> None:
@@ -76,7 +81,7 @@ def _option(
 class Config:
     """The effective configuration. Raises `ConfigError` when a value is outside its bounds."""
 
-    host: str = _option(SERVER, "127.0.0.1", "Address to listen on.")
+    host: str = _option(SERVER, "127.0.0.1", "Address to listen on.", verify=_is_host)
     port: int = _option(
         SERVER, 30000, "Port to listen on; 0 lets the system choose, and it is printed.", minimum=0, maximum=65535
     )
