@@ -14,7 +14,7 @@ import trio
 from dyn_relay.net import Connection, ConnectionBroken, Listener, Network
 from dyn_testkit.engine import mix, mix_text
 from dyn_testkit.faults import Fault, FaultPlan, Seen, parse_fault
-from dyn_testkit.worker.contract import Poisoned
+from dyn_testkit.worker.contract import Poisoned, error_object
 from dyn_testkit.worker.control import ROUTES, authorize, method_refused
 from dyn_testkit.worker.generate import Generator, Scheduler
 from dyn_testkit.worker.inject import AnswerCut, Injector
@@ -305,7 +305,12 @@ class MockWorker:
         fault = self.faults.for_request(seen)
         asked = request.header(b"x-mock-fault")
         if asked is not None and self.options.allow_header_faults:
-            fault = parse_fault(asked.decode())
+            try:
+                fault = parse_fault(asked.decode())
+            except ValueError as exc:
+                reply = error_object(400, f"x-mock-fault: {exc}")
+                await connection.send(reply_bytes(reply, self.renderer.wall(), keep))
+                return
         inject = self._injector(fault, seen, connection, streaming=streaming)
         try:
             await self._generator.serve(connection, request, inject, keep)

@@ -19,6 +19,7 @@ PLAIN: dict[str, Any] = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_to
 TOP: list[tuple[str, Any]] = [
     ("stream", "true"),
     ("stream", 1),
+    ("stream", None),
     ("rid", 7),
     ("rid", ["a"]),
     ("rid", ""),
@@ -96,7 +97,6 @@ NEUTRAL_TOP: list[tuple[str, Any]] = [
     ("return_routed_experts", True),
     ("return_indexer_topk", False),
     ("bootstrap_room", None),
-    ("stream", None),
     ("rid", None),
     ("text", "ids win"),
     ("text", None),

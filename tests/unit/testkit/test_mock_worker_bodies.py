@@ -261,3 +261,13 @@ def test_no_body_takes_it_down(body: bytes, tokenizer: bool) -> None:
 def test_no_control_body_takes_it_down(body: bytes, path: str) -> None:
     (answer,), alive = trio.run(lambda: answers(body, path=path))
     assert (answer.status, alive) == (200, True)
+
+
+async def test_a_fault_header_that_says_nothing_is_a_400(autojump_clock):
+    network = SimNetwork()
+    options = WorkerOptions(allow_header_faults=True)
+    async with MockWorker.serve(network, options=options) as worker:
+        odd = {"x-mock-fault": "kill@xx"}
+        response = await fetch(network, worker.url, "/generate", {"input_ids": [1]}, headers=odd)
+        assert response.status == 400
+        assert worker.alive

@@ -86,7 +86,7 @@ class Request:
         rid = self.value("rid")
         self.rid = rid if isinstance(rid, str) else ""
         self._read_ids()
-        if not isinstance(stream, bool | None | Absent):
+        if not isinstance(stream, bool | Absent):
             return "stream"
         if rid == "" or not isinstance(rid, str | None | Absent):
             return "rid"
