@@ -194,3 +194,14 @@ async def test_stale_connections_are_no_deaths(autojump_clock):
                 await trio.sleep(pause)
             assert w.app.fleet.workers[0].failures == 0
             assert w.metric('dyn_relay_migrations_total{reason="cut"}') == 0
+
+
+async def test_a_stall_while_an_event_is_held_back(autojump_clock):
+    """One event came from each of two workers whose dialect it does not show, then silence: that is a stall as well."""
+    plans = [FaultPlan.in_order([(at_token(1), STALL)]), FaultPlan.in_order([(at_token(1), STALL)]), None]
+    options = WorkerOptions(dialect="mixed")
+    async with world(plans=plans, options=options, policy="round_robin", stall_timeout_secs=30) as w:
+        response = await w.ask(generate())
+        assert judged(response, generate(), ORACLE, "mixed") == []
+        for plan in plans[:2]:
+            plan.verify()

@@ -158,6 +158,10 @@ class Exchange(Protocol):
     #: A line about `end` for logs: the engine's message.
     detail: str
 
+    @property
+    def holding(self) -> bool:
+        """Tokens of the current attempt have come, but are held back until the next event tells how to show them."""
+
     def admit(self, traits: Traits) -> Verdict:
         """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
 

@@ -96,7 +96,7 @@ class AnswerReader:
             before = exchange.attempt_tokens
             now = self._clock()
             out = exchange.feed(self._splitter.feed(body), now)
-            if exchange.attempt_tokens != before:
+            if exchange.attempt_tokens != before or (exchange.holding and self.first_token is None):
                 self.last_token = now
                 if self.first_token is None:
                     self.first_token = now

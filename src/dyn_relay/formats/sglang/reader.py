@@ -149,6 +149,11 @@ class Reader:
         self._take = self._blind
         return self._blind(whole, data, now)
 
+    @property
+    def holding(self) -> bool:
+        """Tokens of the current attempt wait for the event that shows its dialect."""
+        return bool(self._attempt.held)
+
     def _rebased(self, whole: bytes, data: bytes, now: float) -> bytes:
         attempt = self._attempt
         if self._dialect is None and self.delivered and not attempt.events:
