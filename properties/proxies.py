@@ -26,6 +26,8 @@ from dyn_testkit.worker import WorkerOptions
 
 OPTIONS = WorkerOptions(model=MODEL, min_new_tokens_needs_tokenizer=False)
 _POLICY = "least_loaded"
+#: s in virtual time, beyond the stalls of all attempts: who waits longer waits for something that never comes.
+_FOREVER = 3600
 
 
 class _Directed:
@@ -110,7 +112,7 @@ class Simulated:
     async def _observe(self, scenario):
         network = SimNetwork(1, scenario.fragmentation)
         stage = Stage(network, [scenario.dialect(number) for number in range(4)], OPTIONS, "w{}", 30000)
-        with _directed(stage):
+        with _directed(stage), trio.fail_after(_FOREVER):
             async with proxied(network, stage, "proxy", 30000, **self._config) as level:
                 return await level.observe(scenario)
 

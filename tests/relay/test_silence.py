@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from dyn_testkit import faults
-from dyn_testkit.faults import STALL, FaultPlan, at_token, every
+from dyn_testkit.faults import AFTER_FINISH, STALL, FaultPlan, at_token, every, inside_json
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged, until, world
@@ -205,3 +205,20 @@ async def test_a_stall_while_an_event_is_held_back(autojump_clock):
         assert judged(response, generate(), ORACLE, "mixed") == []
         for plan in plans[:2]:
             plan.verify()
+
+
+@pytest.mark.parametrize(
+    ("place", "budget"),
+    [(AFTER_FINISH, 0), (AFTER_FINISH, 1), (inside_json(1, 5), 8)],
+    ids=["finish-no-token", "finish", "half-event"],
+)
+@BOTH
+async def test_silence_after_the_answer_has_begun_is_a_stall(autojump_clock, place, budget, stream):
+    """Whatever has come of it, be it a finish without a token or half an event, and however well the worker feels."""
+    plan = FaultPlan.in_order([(place, STALL)])
+    body = generate(budget, stream=stream, sampling={"stream_interval": 1})
+    async with world(plans=[plan, None], policy="round_robin", stall_timeout_secs=30) as w:
+        with trio.fail_after(600):
+            response = await w.ask(body)
+        plan.verify()
+        assert judged(response, body, ORACLE) == []

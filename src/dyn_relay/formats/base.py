@@ -159,8 +159,8 @@ class Exchange(Protocol):
     detail: str
 
     @property
-    def holding(self) -> bool:
-        """Tokens of the current attempt have come, but are held back until the next event tells how to show them."""
+    def answering(self) -> bool:
+        """An event of the current attempt's answer has come; it may be held back, or have no tokens."""
 
     def admit(self, traits: Traits) -> Verdict:
         """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""

@@ -22,7 +22,7 @@ class OpaqueExchange:
     #: Nobody can name it, so nobody can abort it but by leaving.
     rid = ""
     named = False
-    holding = False
+    answering = False
 
     def __init__(self, method: str, target: str, content_type: bytes, body: bytes) -> None:
         self.end: End | None = None

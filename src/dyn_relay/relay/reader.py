@@ -62,6 +62,13 @@ class AnswerReader:
         self._whole_size = 0
         self._clock = trio.current_time
 
+    @property
+    def begun(self) -> bool:
+        """The worker has begun to speak, be it with half an event: silence from here on is not its queue."""
+        if self.reading is None:
+            return self.response.bytes_seen > 0
+        return self.first_token is not None or bool(self._whole or self._splitter.pending)
+
     def feed(self, data: bytes) -> bytes:
         """Raises `BadResponse`, `EventTooLarge`."""
         response = self.response
@@ -96,7 +103,7 @@ class AnswerReader:
             before = exchange.attempt_tokens
             now = self._clock()
             out = exchange.feed(self._splitter.feed(body), now)
-            if exchange.attempt_tokens != before or (exchange.holding and self.first_token is None):
+            if exchange.attempt_tokens != before or (self.first_token is None and exchange.answering):
                 self.last_token = now
                 if self.first_token is None:
                     self.first_token = now

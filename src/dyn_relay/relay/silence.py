@@ -1,7 +1,7 @@
 """How long one attempt may be silent.
 
-Before the first token a healthy worker may take as long as it likes (its queue may be long), unless
---first-token-timeout-secs says otherwise. After it, a worker whose health endpoint answers gets one more stall timeout:
+Until it begins to answer a healthy worker may take as long as it likes (its queue may be long), unless
+--first-token-timeout-secs says otherwise. After that, a worker whose health endpoint answers gets one more stall timeout:
 stock SGLang's can answer 200 long after its scheduler died. A refused (not migratable) request is only ever given up
 when its worker does not answer either: nobody could do better.
 """
@@ -55,7 +55,7 @@ class Silence:
             return None
         if not alive:
             return Kind.STALL
-        if reader.first_token is None or not self._exchange.verdict.migratable:
+        if not reader.begun or not self._exchange.verdict.migratable:
             return None
         if self._granted_for == heard:
             return Kind.STALL

@@ -150,9 +150,9 @@ class Reader:
         return self._blind(whole, data, now)
 
     @property
-    def holding(self) -> bool:
-        """Tokens of the current attempt wait for the event that shows its dialect."""
-        return bool(self._attempt.held)
+    def answering(self) -> bool:
+        """An event of the current attempt came: counted, waiting for the one that shows its dialect, or an echo."""
+        return self._attempt.events > 0 or bool(self._attempt.held) or self._finished
 
     def _rebased(self, whole: bytes, data: bytes, now: float) -> bytes:
         attempt = self._attempt
