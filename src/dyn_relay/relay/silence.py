@@ -1,9 +1,9 @@
 """How long one attempt may be silent.
 
 Until it begins to answer a healthy worker may take as long as it likes (its queue may be long), unless
---first-token-timeout-secs says otherwise. After that, a worker whose health endpoint answers gets one more stall timeout:
-stock SGLang's can answer 200 long after its scheduler died. A refused (not migratable) request is only ever given up
-when its worker does not answer either: nobody could do better.
+--first-token-timeout-secs says otherwise. After that, a worker whose health endpoint answers gets one more stall
+timeout: stock SGLang's can answer 200 long after its scheduler died. A refused (not migratable) request is only ever
+given up when its worker does not answer either: nobody could do better.
 """
 
 from __future__ import annotations

@@ -230,8 +230,8 @@ def passthrough(seen: Observed, *, rewritten: bool) -> None:
 
     One attempt. The client's body is what the worker sent, byte for byte, and what the worker got is what the client
     sent. `rewritten`: the router had to give the request a name or turn it into a stream, so the second does not count;
-    of a unary request that was turned into a stream, neither does. A request that a worker breaks off (stock does, on an
-    exception in its stream) must be seen to have failed.
+    of a unary request that was turned into a stream, neither does. A request that a worker breaks off (stock does, on
+    an exception in its stream) must be seen to have failed.
     """
     law = "passthrough"
     _require(len(seen.attempts) == 1, law, seen, f"{len(seen.attempts)} attempts")
