@@ -66,7 +66,7 @@ class AnswerReader:
     def begun(self) -> bool:
         """The worker has begun to speak, be it with half an event: silence from here on is not its queue."""
         if self.reading is None:
-            return self.response.bytes_seen > 0
+            return self.response.bytes_seen
         return self.first_token is not None or bool(self._whole or self._splitter.pending)
 
     def feed(self, data: bytes) -> bytes:
