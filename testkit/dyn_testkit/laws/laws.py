@@ -230,8 +230,8 @@ def passthrough(seen: Observed, *, rewritten: bool) -> None:
 
     One attempt. The client's body is what the worker sent, byte for byte, and what the worker got is what the client
     sent. `rewritten`: the router had to give the request a name or turn it into a stream, so the second does not count;
-    of a unary request that was turned into a stream, neither does. A request that a worker breaks off (stock does, on
-    an exception in its stream) must be seen to have failed.
+    of a unary request that was turned into a stream, neither does. A request on which a worker fails by itself (stock
+    does, on an exception: 500, or a stream that breaks off) must be seen to have failed.
     """
     law = "passthrough"
     _require(len(seen.attempts) == 1, law, seen, f"{len(seen.attempts)} attempts")
@@ -241,9 +241,9 @@ def passthrough(seen: Observed, *, rewritten: bool) -> None:
     if rewritten and not seen.scenario.streaming:
         return
     answer = attempt.answer
-    if not answer.complete:
+    if not answer.complete or answer.status >= 500:
         loud = seen.response.status >= 500 or not seen.response.complete
-        _require(loud, law, seen, "the worker broke off by itself, and its client does not see it")
+        _require(loud, law, seen, "the worker failed by itself, and its client does not see it")
         return
     _require(seen.response.status == answer.status, law, seen, f"the worker said {answer.status}")
     _require(seen.response.body == answer.body, law, seen, f"the worker sent {answer.body!r}")
