@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint live bench soak clean
+.PHONY: demo test laws lint live bench soak clean
 
 demo: $(STAMP)
 	$(BIN)/dyn-chaos demo
 
 test: $(STAMP)
 	$(BIN)/pytest
+
+# The laws on examples that no run has seen yet: a seed of its own each time, told if it fails.
+laws: $(STAMP)
+	DYN_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') $(BIN)/pytest properties
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
@@ -15,8 +14,9 @@ from hypothesis.strategies import SearchStrategy
 from dyn_testkit.laws import Observed, Sometimes
 from dyn_testkit.laws.scenarios import hard
 
-#: DYN_SEED=N replays a run.
-SEED = int(os.environ.get("DYN_SEED") or random.SystemRandom().getrandbits(32))
+#: The same in every run of the tests: what was green stays green. DYN_SEED=N replays another one; `make laws` looks for
+#: counterexamples under seeds that nobody has tried.
+SEED = int(os.environ.get("DYN_SEED") or 0)
 #: DYN_EXAMPLES=N makes a shorter (or longer) run; a shorter one need not meet every goal.
 ENOUGH = 512
 EXAMPLES = int(os.environ.get("DYN_EXAMPLES") or ENOUGH)
