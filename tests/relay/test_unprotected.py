@@ -9,7 +9,7 @@ import pytest
 from dyn_relay.formats.sglang.admission import TABLE
 from dyn_testkit import faults
 from dyn_testkit.engine import Model
-from dyn_testkit.faults import CLOSE, KILL_WORKER, FaultPlan, at_token, every
+from dyn_testkit.faults import CLOSE, KILL_WORKER, FaultPlan, at_token, every, inside_json
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import generate
 from tests.relay.harness import world
@@ -248,3 +248,13 @@ async def test_payload_limit(autojump_clock):
         assert response.status == 413
         assert "1000" in response.json()["message"]
         assert [worker.generates for worker in w.workers] == [[], []]
+
+
+@pytest.mark.parametrize("byte", range(0, 400, 3))
+async def test_a_sized_answer_that_is_cut_stays_cut(autojump_clock, byte):
+    """Nothing is added to a body whose length was told: it might become complete by it."""
+    plan = FaultPlan.of(faults.Fault(inside_json(1, byte), CLOSE, every))
+    async with world(plans=[plan], policy="round_robin") as w:
+        response = await w.ask(body("frequency_penalty", False))
+        plan.verify()
+        assert not response.complete or response.status == 502

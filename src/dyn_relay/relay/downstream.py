@@ -94,8 +94,13 @@ class Downstream:
         self._answered = True
 
     async def fail(self, event: bytes) -> None:
-        """Break a started stream off: an error event, then no last chunk, so that nobody takes it for complete."""
+        """Break a started answer off: an error event, then no last chunk, so that nobody takes it for complete.
+
+        A body whose length was told gets no event: it could make up that length.
+        """
         try:
+            if any(name == b"content-length" for name, _ in self._headers or []):
+                return
             with trio.move_on_after(FAIL_PATIENCE):
                 await self.send(self.wrap(event))
         finally:
