@@ -241,7 +241,7 @@ def passthrough(seen: Observed, *, rewritten: bool) -> None:
     if rewritten and not seen.scenario.streaming:
         return
     answer = attempt.answer
-    if not answer.complete or answer.status >= 500:
+    if not answer.complete or (answer.status >= 500 and not seen.response.complete):
         loud = seen.response.status >= 500 or not seen.response.complete
         _require(loud, law, seen, "the worker failed by itself, and its client does not see it")
         return
