@@ -21,7 +21,7 @@ from dyn_testkit.laws import Stage
 from dyn_testkit.laws.answers import DIALECTS
 from dyn_testkit.laws.levels import RouterLevel
 from dyn_testkit.laws.scenarios import MODEL
-from dyn_testkit.simnet import SimNetwork
+from dyn_testkit.simnet import Link, SimNetwork
 from dyn_testkit.worker import WorkerOptions
 
 OPTIONS = WorkerOptions(model=MODEL, min_new_tokens_needs_tokenizer=False)
@@ -110,7 +110,7 @@ class Simulated:
         return trio.run(partial(self._observe, scenario), clock=MockClock(autojump_threshold=0))
 
     async def _observe(self, scenario):
-        network = SimNetwork(1, scenario.fragmentation)
+        network = SimNetwork(1, Link(fragmentation=scenario.fragmentation))
         stage = Stage(network, [scenario.dialect(number) for number in range(4)], OPTIONS, "w{}", 30000)
         with _directed(stage), trio.fail_after(_FOREVER):
             async with proxied(network, stage, "proxy", 30000, **self._config) as level:

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
+import msgspec
 import trio
+from rich.console import Console
 
 try:
-    from dyn_chaos import check, engines, fold, history, load, report
+    from dyn_chaos import engines, load, report, simulate
     from dyn_chaos.campaigns.demo import demo
     from dyn_chaos.campaigns.kill_worker import kill_worker
 except ModuleNotFoundError as missing:
@@ -27,6 +29,9 @@ from dyn_chaos import processes
 from dyn_chaos.engines import Given
 from dyn_chaos.processes import NotReady
 from dyn_chaos.report import Outcome
+from dyn_testkit import checkers, fold, history
+from dyn_testkit.simulation import scenario
+from dyn_testkit.simulation.scenario import Plan, Scenario
 
 T = TypeVar("T")
 
@@ -127,17 +132,50 @@ def kill_worker_command(
 
 
 @main.command("check")
-@click.argument("records", type=_FILE)
-@click.option("--reference", type=_FILE, required=True, help="The same requests' uninterrupted records.")
-@click.option("--tolerance", default=check.TOLERANCE, show_default=True, help="Absolute, for logprobs.")
-def check_command(records: Path, reference: Path, tolerance: float) -> None:
+@click.argument("recorded", type=_FILE)
+def check_command(recorded: Path) -> None:
     """Run the checks again on a recorded history (JSONL)."""
     try:
-        got, want = history.load(records), history.load(reference)
+        seen = history.load(recorded)
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    outcome = Outcome(records.name, {"records": len(got)}, check.check_all(got, want, tolerance))
-    _finish(outcome)
+    facts = {"records": len(seen.records), "references": len(seen.references)}
+    _finish(Outcome(recorded.name, facts, checkers.check(seen)))
+
+
+@main.command("simulate")
+@click.option("--scenario", "file", type=_FILE, help="A TOML file; see docs/testkit.md.  [default: the built-in one]")
+@click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="How many.")
+@click.option("--seed", "first", type=click.IntRange(0), help="Only this one.")
+@click.option("--from", "start", type=click.IntRange(0), default=0, show_default=True, help="The first of many.")
+@click.option("--plan", "planned", type=_FILE, help="A plan in every detail, as a failed run leaves it.")
+@click.option("--processes", type=click.IntRange(1), help="[default: one a core]")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), default="simulations", show_default=True)
+def simulate_command(
+    file: Path | None,
+    seeds: int,
+    first: int | None,
+    start: int,
+    planned: Path | None,
+    processes: int | None,
+    out: Path,
+) -> None:
+    """A whole fleet in one process and in virtual time: random requests under random faults, every answer checked.
+
+    The same seed and commit give the same run on every machine. The first failure ends it and is made small.
+    """
+    console = Console()
+    try:
+        wanted = scenario.read(file) if file else Scenario()
+        if planned:
+            plan = msgspec.json.decode(planned.read_bytes(), type=Plan)
+            sys.exit(not simulate.replay(plan, console))
+    except (ValueError, msgspec.DecodeError) as error:
+        raise click.ClickException(str(error)) from None
+    again = f"dyn-chaos simulate {f'--scenario {file} ' if file else ''}--seed "
+    numbers = [first] if first is not None else range(start, start + seeds)
+    if not simulate.simulate(wanted, numbers, processes=processes, again=again, out=out, console=console):
+        sys.exit(1)
 
 
 @main.command("demo")

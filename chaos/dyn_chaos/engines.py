@@ -22,6 +22,10 @@ from dyn_chaos.processes import Child
 _SHARED_MEMORY = re.compile(r"^/dev/shm/sglang_loads_")
 _READY = re.compile(r"ready to roll")
 
+#: SGLang 0.5.23, float32, two CPU cores: an engine's own runs, and their continuations in other batches, differ for
+#: numerical reasons by up to 3e-5 in the logprob of the sampled token and 6e-5 in those of its alternatives.
+TOLERANCE = 1e-4
+
 
 class Victim(Protocol):
     """A server that can be killed."""

@@ -7,15 +7,16 @@ wants to see what a client sees.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import msgspec
 import trio
 
-from dyn_chaos.history import Record
+from dyn_testkit.history import Record
+from dyn_testkit.watch import EventReader, Watch
 
 #: What the requests of a load ask for beside tokens; they take turns.
 VARIANTS: tuple[dict[str, Any], ...] = (
@@ -73,44 +74,6 @@ def renamed(plan: Plan, prefix: str) -> Plan:
     return Plan(f"{prefix}-{plan.key}", body)
 
 
-@dataclass(slots=True)
-class Watch:
-    """What the clients of a load have seen so far, and a way to wait for it."""
-
-    #: Tokens seen by the client of each stream that has had an event.
-    tokens: dict[str, int] = field(default_factory=dict)
-    #: Requests whose client is done, well or not.
-    ended: set[str] = field(default_factory=set)
-    _waiting: list[tuple[Callable[[Watch], bool], trio.Event]] = field(default_factory=list)
-
-    async def until(self, condition: Callable[[Watch], bool]) -> None:
-        """Return once `condition` holds; it is asked again after every event of every stream."""
-        if not condition(self):
-            event = trio.Event()
-            self._waiting.append((condition, event))
-            await event.wait()
-
-    def saw(self, key: str, tokens: int) -> None:
-        """A stream had an event."""
-        self.tokens[key] = tokens
-        self._wake()
-
-    def finish(self, key: str) -> None:
-        """A request ended."""
-        self.ended.add(key)
-        self._wake()
-
-    def _wake(self) -> None:
-        for waiter in [waiter for waiter in self._waiting if waiter[0](self)]:
-            self._waiting.remove(waiter)
-            waiter[1].set()
-
-
-def started(streams: int, tokens: int = 1) -> Callable[[Watch], bool]:
-    """The condition that `streams` streams have at least `tokens` tokens."""
-    return lambda watch: sum(seen >= tokens for seen in watch.tokens.values()) >= streams
-
-
 def client() -> httpx.AsyncClient:
     """A client that neither gives up nor looks at proxy settings of the environment."""
     return httpx.AsyncClient(
@@ -122,23 +85,19 @@ async def send(http: httpx.AsyncClient, url: str, plan: Plan, watch: Watch, begi
     """Send one request to `url`/generate and read its answer to the end. Errors of HTTP are recorded, not raised."""
     begin = trio.current_time() if begin is None else begin
     parts: dict[str, Any] = {"key": plan.key, "body": plan.body, "sent": trio.current_time() - begin}
-    stream = _StreamReader(plan.key, watch)
+    stream = EventReader(plan.key, watch)
     try:
         async with http.stream("POST", f"{url}/generate", json=plan.body) as response:
             parts |= {"status": response.status_code, "headers": dict(response.headers)}
             if response.headers.get("content-type", "").startswith("text/event-stream"):
                 async for line in response.aiter_lines():
-                    stream.line(line)
-                    if len(stream.events) == 1 and "first" not in parts:
-                        parts["first"] = trio.current_time() - begin
+                    stream.line(line, trio.current_time() - begin)
             else:
                 parts["text"] = (await response.aread()).decode("utf-8", "replace")
     except httpx.HTTPError as error:
         parts["error"] = f"{type(error).__name__}: {error}"
     watch.finish(plan.key)
-    return Record(
-        **parts, ended=trio.current_time() - begin, events=stream.events, done=stream.done, stray=stream.stray
-    )
+    return Record(**parts, **stream.read(), ended=trio.current_time() - begin)
 
 
 async def ask_references(url: str, plans: Sequence[Plan], *, at_once: int | None = None) -> dict[str, Record]:
@@ -164,47 +123,6 @@ async def send_all(
         for plan in wanted:
             nursery.start_soon(one, http, plan)
     return {plan.key: records[plan.key] for plan in wanted}
-
-
-class _StreamReader:
-    """Lines in, events out."""
-
-    def __init__(self, key: str, watch: Watch) -> None:
-        self.events: list[str] = []
-        self.stray: list[str] = []
-        self.done = False
-        self._key = key
-        self._watch = watch
-
-    def line(self, line: str) -> None:
-        if not line or line.startswith(":"):
-            return
-        if not line.startswith("data: ") or self.done:
-            self.stray.append(line)
-        elif line == "data: [DONE]":
-            self.done = True
-        else:
-            self.events.append(line[6:])
-            self._watch.saw(self._key, _tokens(line[6:]))
-
-
-class _Meta(msgspec.Struct):
-    completion_tokens: int = 0
-
-
-class _Event(msgspec.Struct):
-    meta_info: _Meta = msgspec.field(default_factory=_Meta)
-
-
-_decoder = msgspec.json.Decoder(_Event)
-
-
-def _tokens(text: str) -> int:
-    """Tokens delivered as an event says; 0 if it does not."""
-    try:
-        return _decoder.decode(text).meta_info.completion_tokens
-    except msgspec.DecodeError:
-        return 0
 
 
 async def metrics(http: httpx.AsyncClient, url: str) -> Mapping[str, float]:

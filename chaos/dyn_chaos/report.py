@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from dyn_chaos.check import Finding
+from dyn_testkit.checkers import Finding
 
 #: Findings shown of one outcome; the JSON has them all.
 SHOWN = 8

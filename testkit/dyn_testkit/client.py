@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import h11
 
 from dyn_relay.net import Connection, ConnectionBroken, Network
+
+#: Called with each part of a body as it is read.
+Heard = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -56,6 +60,7 @@ async def fetch(
     *,
     method: str | None = None,
     headers: dict[str, str] | None = None,
+    heard: Heard | None = None,
 ) -> Response:
     """One request on a connection of its own; `body` is sent as JSON unless it is bytes. Never raises for a cut.
 
@@ -64,7 +69,8 @@ async def fetch(
     host, _, port = url.removeprefix("http://").partition(":")
     connection = await network.connect(host, int(port))
     try:
-        return await ask(connection, path, body, method=method, headers={"connection": "close"} | (headers or {}))
+        fields = {"connection": "close"} | (headers or {})
+        return await ask(connection, path, body, method=method, headers=fields, heard=heard)
     finally:
         connection.close()
 
@@ -76,6 +82,7 @@ async def ask(
     *,
     method: str | None = None,
     headers: dict[str, str] | None = None,
+    heard: Heard | None = None,
 ) -> Response:
     """One request on an open connection, which may be used again if the answer is complete and says so."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
@@ -89,7 +96,7 @@ async def ask(
     reads: list[bytes] = []
     try:
         await connection.send(out)
-        await _read(connection, parser, response, reads)
+        await _read(connection, parser, response, reads, heard)
     except ConnectionBroken:
         response.broken = "reset"
     except h11.RemoteProtocolError as exc:
@@ -99,7 +106,9 @@ async def ask(
     return response
 
 
-async def _read(connection: Connection, parser: h11.Connection, response: Response, reads: list[bytes]) -> None:
+async def _read(
+    connection: Connection, parser: h11.Connection, response: Response, reads: list[bytes], heard: Heard | None
+) -> None:
     while True:
         event = parser.next_event()
         if event is h11.NEED_DATA:
@@ -113,6 +122,8 @@ async def _read(connection: Connection, parser: h11.Connection, response: Respon
             response.headers = list(event.headers)
         elif isinstance(event, h11.Data):
             response.parts.append(bytes(event.data))
+            if heard is not None:
+                await heard(response.parts[-1])
         elif isinstance(event, h11.EndOfMessage):
             response.complete, response.broken = True, ""
             return

@@ -202,6 +202,10 @@ class FaultPlan:
         numbered = enumerate(faults)
         return cls(tuple(Fault(entry[0], entry[1], nth(index)) for index, entry in numbered if entry is not None))
 
+    def add(self, fault: Fault) -> None:
+        """One more fault, behind the others."""
+        self.faults = (*self.faults, fault)
+
     def for_request(self, seen: Seen) -> Fault | None:
         """The fault of a request."""
         return self._pick(seen, lambda fault: fault.where.spot is not Spot.BEFORE_ACCEPT)

@@ -10,10 +10,11 @@ from typing import Any
 
 import trio
 
-from dyn_chaos import engines, history, load
+from dyn_chaos import engines, load
 from dyn_chaos.engines import Server, Stock, StockServer
-from dyn_chaos.history import Record
 from dyn_chaos.load import Plan
+from dyn_testkit import history
+from dyn_testkit.history import Record, Reference
 
 NATIVE = ("--attention-backend", "torch_native")
 
@@ -93,7 +94,7 @@ class Lab:
             engine = self._engines["a"]
             self._references |= await load.ask_references(engine.url, missing, at_once=4)
             await flush(engine.url)
-            history.save(self.logs / f"references-{self.flavour}.jsonl", self._references.values())
+            history.save(self.logs / f"references-{self.flavour}.jsonl", map(Reference.of, self._references.values()))
         return {plan.key: self._references[plan.key] for plan in plans}
 
     async def relay(self, nursery: trio.Nursery, workers: Sequence[Server], case: str, flags: Sequence[str]) -> Server:

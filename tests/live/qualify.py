@@ -23,12 +23,15 @@ import trio
 from lab import FLAVOURS, Lab, flush
 from rich.console import Console
 
-from dyn_chaos import check, fold, history, load, report
+from dyn_chaos import load, report
 from dyn_chaos.campaigns.kill_worker import busiest, judge, strike_during
-from dyn_chaos.engines import Stock, StockServer
-from dyn_chaos.history import Record
-from dyn_chaos.load import Plan, Watch, started
+from dyn_chaos.engines import TOLERANCE, Stock, StockServer
+from dyn_chaos.load import Plan
 from dyn_chaos.report import Outcome
+from dyn_testkit import checkers, fold, history
+from dyn_testkit.checkers.logprobs import widest_difference
+from dyn_testkit.history import Record
+from dyn_testkit.watch import Watch, started
 
 STREAMS = 16
 TOKENS = 256
@@ -55,16 +58,16 @@ async def baseline(lab: Lab, outcome: Outcome) -> None:
         # Beside the continuations, the same requests from the start: batches are as mixed as after a real death.
         answers = await load.send_all(b.url, [*rests, *_load(lab, f"beside-{cut}")])
         whole = {key: answers[key] for key in references}
-        outcome.findings += check.check_all(whole, references)
+        outcome.findings += checkers.check(history.of_records(whole, references, TOLERANCE))
         equal, widest = 0, _widest(whole, references)
         for key, reference in references.items():
             want, got = fold.answer(reference), fold.answer(answers[f"rest-{key}"])
             equal += got.ids == want.ids[cut:]
-            widest = max(widest, check.widest_difference(_output(got, 0), _output(want, cut)))
+            widest = max(widest, widest_difference(_output(got, 0), _output(want, cut)))
         outcome.facts[f"continued at {cut}"] = f"{equal}/{len(references)} equal, logprobs within {widest:.1e}"
         outcome.facts["widest"] = max(outcome.facts["widest"], widest)
         outcome.expect(equal == len(references), "tokens", f"{equal} of {len(references)} continued at {cut} are equal")
-        outcome.expect(widest <= check.TOLERANCE, "tolerance", f"{widest:.1e} at {cut}")
+        outcome.expect(widest <= TOLERANCE, "tolerance", f"{widest:.1e} at {cut}")
         await flush(b.url)
 
 
@@ -292,7 +295,7 @@ def _read_trace(lab: Lab, name: str, requests: int, outcome: Outcome) -> list[di
 
 
 def _widest(records: dict[str, Record], references: dict[str, Record]) -> float:
-    return max(check.widest_difference(fold.answer(records[key]), fold.answer(references[key])) for key in records)
+    return max(widest_difference(fold.answer(records[key]), fold.answer(references[key])) for key in records)
 
 
 async def qualify(home: Path, wanted: Mapping[str, Sequence[str]]) -> list[Outcome]:

@@ -16,7 +16,7 @@ from dyn_relay.observe.trace import TraceFile
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.faults import FaultPlan
 from dyn_testkit.oracle import Oracle, differences, fold
-from dyn_testkit.simnet import WHOLE, Fragmentation, SimNetwork
+from dyn_testkit.simnet import WHOLE, Fragmentation, Link, SimNetwork
 from dyn_testkit.worker import MockWorker, WorkerOptions
 
 PROXY = "http://proxy:30000"
@@ -70,7 +70,7 @@ async def world(
     **config: Any,
 ) -> AsyncIterator[World]:
     """A proxy before `len(plans)` mock workers, all ready; `config` overrides options of the proxy."""
-    network = SimNetwork(seed, fragmentation, buffer)
+    network = SimNetwork(seed, Link(fragmentation=fragmentation, buffer=buffer))
     each = list(options) if isinstance(options, Sequence) else [options] * len(plans)
     async with trio.open_nursery() as nursery:
         workers = [

@@ -136,7 +136,7 @@ async def test_abort_while_no_worker_has_it(autojump_clock, stream):
         async def client():
             answers.append(await w.ask(generate(stream=stream, rid="R")))
 
-        w.network.hanging.add(("w2", 30000))
+        w.network.hang(("w2", 30000))
         # Probes have pooled a connection to w2 already; without it the continuation has to dial, and hangs.
         await trio.sleep(4)
         async with trio.open_nursery() as clients:

@@ -14,12 +14,14 @@ import trio
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
-from dyn_chaos import engines, fold
+from dyn_chaos import engines
 from dyn_chaos.campaigns.kill_worker import busiest
-from dyn_chaos.history import Record
-from dyn_chaos.load import Plan, Watch, client, metrics, send, total
+from dyn_chaos.load import Plan, client, metrics, send, total
+from dyn_testkit import fold
 from dyn_testkit.engine import Model
+from dyn_testkit.history import Record
 from dyn_testkit.oracle import Oracle, differences
+from dyn_testkit.watch import Watch
 
 TOKENS = 256
 #: The worker dies once the client of the stream has seen this many tokens.

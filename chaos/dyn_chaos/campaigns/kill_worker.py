@@ -13,11 +13,14 @@ from typing import TypeVar
 import httpx
 import trio
 
-from dyn_chaos import check, engines, fold, history
-from dyn_chaos.engines import Victim
-from dyn_chaos.history import Record
-from dyn_chaos.load import Plan, Watch, ask_references, client, metrics, send_all, started, total
+from dyn_chaos import engines
+from dyn_chaos.engines import TOLERANCE, Victim
+from dyn_chaos.load import Plan, ask_references, client, metrics, send_all, total
 from dyn_chaos.report import Outcome
+from dyn_testkit import checkers, fold, history
+from dyn_testkit.checkers.logprobs import widest_difference
+from dyn_testkit.history import Record
+from dyn_testkit.watch import Watch, started
 
 #: The proxy says here whether it would rescue a request.
 MIGRATABLE = "x-dyn-relay-migratable"
@@ -64,7 +67,7 @@ async def judge(
     relay: str, records: Mapping[str, Record], references: Mapping[str, Record], outcome: Outcome, moved: bool = True
 ) -> None:
     """Check every record, that the proxy holds nothing any more, and, if `moved`, that it did migrate something."""
-    outcome.findings += check.check_all(records, references)
+    outcome.findings += checkers.check(history.of_records(records, references, TOLERANCE))
     for record in records.values():
         said = record.headers.get(MIGRATABLE)
         outcome.expect(said == "yes", "header", f"{MIGRATABLE}: {said}", record.key)
@@ -107,7 +110,7 @@ def widest(records: Mapping[str, Record], references: Mapping[str, Record]) -> f
     found = 0.0
     for key in records.keys() & references.keys():
         try:
-            found = max(found, check.widest_difference(fold.answer(records[key]), fold.answer(references[key])))
+            found = max(found, widest_difference(fold.answer(records[key]), fold.answer(references[key])))
         except fold.Incomplete:
             continue
     return found
@@ -134,7 +137,6 @@ async def kill_worker(
     """
     outcome = Outcome("kill-worker")
     references = await ask_references(workers[0].url, plans)
-    history.save(logs / "reference.jsonl", references.values())
     relay = await engines.relay(nursery, [worker.url for worker in workers], logs, flags)
 
     async def kill_the_busiest() -> None:
@@ -143,6 +145,6 @@ async def kill_worker(
         victim.kill()
 
     records = await strike_during(relay.url, plans, started(after, tokens), kill_the_busiest, outcome)
-    history.save(logs / "history.jsonl", records.values())
+    history.save(logs / "history.jsonl", history.of_records(records, references, TOLERANCE).entries())
     await judge(relay.url, records, references, outcome)
     return outcome

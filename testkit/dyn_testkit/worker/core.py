@@ -59,7 +59,6 @@ class MockWorker:
         self.port = port
         self.options = options or WorkerOptions()
         self.faults = faults or FaultPlan()
-        self.renderer = Renderer(self.options)
         #: Answer of `/health`; None: it hangs.
         self.health_status: int | None = 200
         #: All requests in the order in which they were read whole; bodies of `/abort_request` in `aborts`.
@@ -70,7 +69,8 @@ class MockWorker:
         self.disconnects = 0
         self.deaths = 0
         self._network = network
-        self._connections: set[Connection] = set()
+        #: In the order in which they came: their end must not depend on where they lie in memory.
+        self._connections: dict[Connection, None] = {}
         self._rids = 0
         self._ranks = 0
         self._life: trio.CancelScope | None = None
@@ -82,6 +82,7 @@ class MockWorker:
 
     def _boot(self) -> None:
         """A fresh process: nothing live, an empty cache, the weights it was started with."""
+        self.renderer = Renderer(self.options)
         self.model_path = self.options.model_path
         self.scheduler = Scheduler(self.options)
         self._generator = Generator(self.scheduler, Reader(self.options, self._new_rid, self._next_rank), self.renderer)
@@ -154,7 +155,7 @@ class MockWorker:
                     connection = await listener.accept()
                 except trio.ClosedResourceError:
                     return  # killed at this very moment
-                self._connections.add(connection)
+                self._connections[connection] = None
                 nursery.start_soon(self._serve, connection, self.dialled)
                 self.dialled += 1
                 self._note()
@@ -190,9 +191,11 @@ class MockWorker:
         while self.alive:
             await self._changed.wait()
 
-    async def restart(self) -> None:
-        """Come back after `kill`, empty, on the same port; return once it listens."""
+    async def restart(self, options: WorkerOptions | None = None) -> None:
+        """Come back after `kill`, empty, on the same port, as another one if told so; return once it listens."""
         if not self.alive:
+            self.options = options or self.options
+            self._boot()
             self._revived.set()
             await self._up.wait()
 
@@ -235,7 +238,7 @@ class MockWorker:
         except (AnswerCut, ConnectionBroken):
             pass
         finally:
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
             connection.close()
 
     def _injector(self, fault: Fault | None, seen: Seen, connection: Connection, *, streaming: bool) -> Injector:

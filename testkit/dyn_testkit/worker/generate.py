@@ -52,6 +52,9 @@ class Scheduler:
     running: int = 0
     waiting: list[Live] = field(default_factory=list)
     paused: bool = False
+    #: A forward pass takes so many times as long; every new request finds the queue full.
+    drag: float = 1.0
+    full: bool = False
     #: Counts requests with a negative `logprob_start_len`: the second one kills.
     negative_starts: int = 0
     cache: set[int] = field(default_factory=set)
@@ -127,11 +130,10 @@ class Scheduler:
             self.changed()
 
     async def _slot(self, live: Live) -> None:
-        limit = self.options.max_running_requests
-        if limit is not None and (self.running >= limit or self.waiting):
-            queue = self.options.max_queued_requests
-            if queue is not None and len(self.waiting) >= queue:
-                raise Aborted("The request queue is full.", 503, echo=True)
+        limit, queue = self.options.max_running_requests, self.options.max_queued_requests
+        crowded = limit is not None and (self.running >= limit or bool(self.waiting))
+        if self.full or (crowded and queue is not None and len(self.waiting) >= queue):
+            raise Aborted("The request queue is full.", 503, echo=True)
         self.waiting.append(live)
         try:
             while self.paused or self.waiting[0] is not live or (limit is not None and self.running >= limit):
@@ -199,7 +201,7 @@ class Scheduler:
     async def _pass(self, live: Live) -> None:
         """One forward pass takes its time; a pause holds it up."""
         if self.options.tick:
-            await trio.sleep(self.options.tick)
+            await trio.sleep(self.options.tick * self.drag)
         else:
             await trio.lowlevel.checkpoint()
         while self.paused and live.abort is None:

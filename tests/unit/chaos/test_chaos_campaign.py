@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 import trio
-from chaos_answers import record
 from chaos_http import chunked, plain, serving
 from click.testing import CliRunner
+from tests.recorded_answers import record
 
-from dyn_chaos import history, report
+from dyn_chaos import report
 from dyn_chaos.campaigns import kill_worker
 from dyn_chaos.campaigns.kill_worker import MIGRATABLE, busiest, judge, strike_during
 from dyn_chaos.cli import main
 from dyn_chaos.engines import Given
-from dyn_chaos.history import Record
-from dyn_chaos.load import Plan, Watch, started
+from dyn_chaos.load import Plan
 from dyn_chaos.report import Outcome
+from dyn_testkit import history
+from dyn_testkit.history import Record, Reference
+from dyn_testkit.watch import Watch, started
 
 EVENT = b'data: {"output_ids":[4],"meta_info":{"completion_tokens":1}}\n\n'
 
@@ -127,7 +129,7 @@ async def test_an_unprotected_answer_is_a_finding() -> None:
 
 
 async def test_a_wrong_answer_is_a_finding() -> None:
-    assert await judged(answered(status=502), metrics(1, 0)) == ["complete"]
+    assert await judged(answered(status=502), metrics(1, 0)) == ["liveness"]
 
 
 async def test_the_busiest_worker_is_the_one_that_the_proxy_says() -> None:
@@ -141,9 +143,8 @@ async def test_the_busiest_worker_is_the_one_that_the_proxy_says() -> None:
 
 @pytest.mark.parametrize(("status", "exit_code"), [(200, 0), (502, 1)])
 def test_a_recorded_history_is_checked_again(tmp_path: Path, status: int, exit_code: int) -> None:
-    history.save(tmp_path / "h.jsonl", [record("unary", status=status)])
-    history.save(tmp_path / "r.jsonl", [record("unary")])
-    result = CliRunner().invoke(main, ["check", str(tmp_path / "h.jsonl"), "--reference", str(tmp_path / "r.jsonl")])
+    history.save(tmp_path / "h.jsonl", [record("unary", status=status), Reference.of(record("unary"))])
+    result = CliRunner().invoke(main, ["check", str(tmp_path / "h.jsonl")])
     assert result.exit_code == exit_code, result.output
     assert ("pass" in result.output) is (exit_code == 0)
 
@@ -151,7 +152,7 @@ def test_a_recorded_history_is_checked_again(tmp_path: Path, status: int, exit_c
 def test_a_file_that_is_no_history_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     path.write_text("{}\n")
-    result = CliRunner().invoke(main, ["check", str(path), "--reference", str(path)])
+    result = CliRunner().invoke(main, ["check", str(path)])
     assert result.exit_code == 1
     assert "h.jsonl:1" in result.output
 
@@ -165,7 +166,7 @@ def test_a_worker_is_named_by_url_and_process_group() -> None:
 def test_a_history_survives_the_file(tmp_path: Path) -> None:
     records = [record(mode) for mode in ("unary", "incremental")]
     history.save(tmp_path / "h.jsonl", records)
-    assert list(history.load(tmp_path / "h.jsonl").values()) == records
+    assert list(history.load(tmp_path / "h.jsonl").records.values()) == records
     history.save(tmp_path / "h.jsonl", [records[0], records[0]])
     with pytest.raises(ValueError, match="twice"):
         history.load(tmp_path / "h.jsonl")

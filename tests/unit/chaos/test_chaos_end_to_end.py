@@ -14,9 +14,9 @@ from rich.console import Console
 from dyn_chaos import engines
 from dyn_chaos.campaigns.demo import BODY, PLANS, STREAM, demo, verify
 from dyn_chaos.campaigns.kill_worker import kill_worker
-from dyn_chaos.history import Record
 from dyn_chaos.load import plans
 from dyn_testkit.engine import Model
+from dyn_testkit.history import Record
 from dyn_testkit.oracle import Oracle
 
 #: A kill takes one request and one system call; the streams last about 50 times as long on an idle machine.
@@ -43,7 +43,7 @@ async def test_nothing_is_found_when_streams_are_rescued(tmp_path: Path, dialect
 
 async def test_lost_streams_are_found(tmp_path: Path) -> None:
     outcome = await campaign(tmp_path, "incremental", "--migration-limit", "0")
-    assert "complete" in {finding.check for finding in outcome.findings}
+    assert "liveness" in {finding.check for finding in outcome.findings}
 
 
 async def test_the_demonstration(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def oracle_record(**changes: Any) -> Record:
     answer = Oracle(Model()).answer(PLANS[STREAM].body)
     answer["meta_info"] |= changes
     headers = {"content-type": "text/event-stream"}
-    return Record(STREAM, PLANS[STREAM].body, 200, headers, [json.dumps(answer)], True)
+    return Record(STREAM, PLANS[STREAM].body, 200, headers, [json.dumps(answer)], done=True)
 
 
 def test_the_demonstration_accepts_the_oracle_only() -> None:

@@ -8,8 +8,9 @@ import trio
 from chaos_http import chunked, plain, serving
 
 from dyn_chaos import load
-from dyn_chaos.history import Record
-from dyn_chaos.load import Plan, Watch, started
+from dyn_chaos.load import Plan
+from dyn_testkit.history import Record
+from dyn_testkit.watch import Watch, started
 
 ONE = b'data: {"output_ids":[4],"meta_info":{"completion_tokens":1}}\n\n'
 TWO = b'data: {"output_ids":[5],"meta_info":{"completion_tokens":2}}\n\n'

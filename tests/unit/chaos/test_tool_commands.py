@@ -19,10 +19,10 @@ from click.testing import CliRunner
 
 import dyn_chaos.cli as chaos
 import dyn_testkit.cli as testkit
-from dyn_chaos.fold import Incomplete
 from dyn_chaos.processes import NotReady
 from dyn_chaos.report import Outcome
 from dyn_testkit.faults import Kind
+from dyn_testkit.fold import Incomplete
 
 ROOT = Path(__file__).parents[3]
 

@@ -15,7 +15,7 @@ from mock_worker_kit import DIALECTS, MODEL, ORACLE, body, options
 from dyn_testkit import strategies
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.oracle import Oracle, differences, fold
-from dyn_testkit.simnet import Fragmentation, SimNetwork
+from dyn_testkit.simnet import Fragmentation, Link, SimNetwork
 from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
 
 
@@ -35,7 +35,7 @@ def test_answers_are_the_oracles(
     answers: list[Response] = []
 
     async def main() -> None:
-        network = SimNetwork(1, fragmentation)
+        network = SimNetwork(1, Link(fragmentation=fragmentation))
         async with MockWorker.serve(network, "worker", 1, settings_) as worker:
             answers.append(await fetch(network, worker.url, "/generate", request | {"stream": False}))
             answers.append(await fetch(network, worker.url, "/generate", request | {"stream": True}))

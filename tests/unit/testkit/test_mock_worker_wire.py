@@ -12,7 +12,7 @@ from dyn_relay.net import Connection
 from dyn_relay.sockets import open_network
 from dyn_testkit.client import ask, fetch
 from dyn_testkit.oracle import differences
-from dyn_testkit.simnet import Fragmentation, SimNetwork
+from dyn_testkit.simnet import Fragmentation, Link, SimNetwork
 from dyn_testkit.worker import MockWorker
 
 
@@ -38,7 +38,7 @@ async def test_keep_alive_and_idle_close(autojump_clock: trio.testing.MockClock)
 
 
 async def test_pipelining_chunked_bodies_and_continue() -> None:
-    network = SimNetwork(5, Fragmentation(3))
+    network = SimNetwork(5, Link(fragmentation=Fragmentation(3)))
     one = b"GET /ping HTTP/1.1\r\nHost: w\r\n\r\n"
     two = (
         b"POST /abort_request HTTP/1.1\r\nHost: w\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n"
@@ -79,7 +79,7 @@ async def test_a_client_that_leaves_is_noticed(autojump_clock: trio.testing.Mock
 
 
 async def test_a_slow_reader_holds_the_worker_back() -> None:
-    network = SimNetwork(buffer=2000)
+    network = SimNetwork(link=Link(buffer=2000))
     async with MockWorker.serve(network, "worker", 1, options(tick=0, dialect="incremental")) as worker:
         connection = await open_to(network, worker)
         async with trio.open_nursery() as nursery:

@@ -5,61 +5,15 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from hypothesis import given, settings
+from simnet_kit import drain, pair, send_until_blocked
 
 from dyn_relay.net import ConnectFailed, Connection, ConnectionBroken, Ended
-from dyn_testkit import strategies
-from dyn_testkit.simnet import Fragmentation, SimNetwork
-
-
-async def pair(network: SimNetwork) -> tuple[Connection, Connection]:
-    listener = await network.listen("host", 0)
-    client = await network.connect("host", listener.port)
-    return client, await listener.accept()
+from dyn_testkit.simnet import Link, SimNetwork
 
 
 @pytest.fixture
 async def ends() -> tuple[Connection, Connection]:
-    return await pair(SimNetwork(buffer=10))
-
-
-async def send_until_blocked(connection: Connection, data: bytes) -> None:
-    """Hand over what fits, then be cancelled."""
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.send, data)
-        await trio.testing.wait_all_tasks_blocked()
-        nursery.cancel_scope.cancel()
-
-
-async def drain(connection: Connection) -> bytes:
-    got = b""
-    while data := await connection.receive():
-        got += data
-    return got
-
-
-@settings(max_examples=200, deadline=None)
-@given(strategies.fragmentations())
-def test_bytes_arrive_whole_and_in_order_however_cut(fragmentation: Fragmentation) -> None:
-    sent = bytes(range(256)) * 3
-    reads: list[bytes] = []
-
-    async def main() -> None:
-        client, server = await pair(SimNetwork(3, fragmentation, buffer=100))
-
-        async def write() -> None:
-            await client.send(sent)
-            client.close()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(write)
-            while data := await server.receive():
-                reads.append(data)
-
-    trio.run(main)
-    assert b"".join(reads) == sent
-    if fragmentation.largest == 1 and not fragmentation.sizes:
-        assert len(reads) == len(sent)
+    return await pair(SimNetwork(link=Link(buffer=10)))
 
 
 async def test_a_full_buffer_holds_the_writer_back(ends: tuple[Connection, Connection]) -> None:
@@ -136,6 +90,9 @@ async def test_half_close(ends: tuple[Connection, Connection]) -> None:
     assert await server.receive() == b""
     await server.send(b"answer")
     assert await client.receive() == b"answer"
+    with pytest.raises(ConnectionBroken, match="pipe"):
+        await client.send(b"more")
+    assert not client.offer(b"more")
 
 
 async def test_quiet(ends: tuple[Connection, Connection]) -> None:
@@ -149,14 +106,10 @@ async def test_quiet(ends: tuple[Connection, Connection]) -> None:
     assert not client.quiet()
 
 
-async def test_refused_hanging_and_closed_addresses(autojump_clock: trio.testing.MockClock) -> None:
+async def test_refused_and_closed_addresses() -> None:
     network = SimNetwork()
     with pytest.raises(ConnectFailed, match="refused"):
         await network.connect("nobody", 1)
-    network.hanging.add(("silent", 1))
-    with trio.move_on_after(60) as scope:
-        await network.connect("silent", 1)
-    assert scope.cancelled_caught
     listener = await network.listen("host", 80)
     with pytest.raises(OSError, match="in use"):
         await network.listen("host", 80)

@@ -13,7 +13,7 @@ from dyn_testkit.client import fetch
 from dyn_testkit.engine import Model
 from dyn_testkit.faults import CLOSE, FaultPlan, at_token
 from dyn_testkit.oracle import Oracle
-from dyn_testkit.simnet import WHOLE, SimNetwork
+from dyn_testkit.simnet import WHOLE, Link, SimNetwork
 from dyn_testkit.worker import MockWorker, WorkerOptions
 
 MODEL = Model(vocab_size=60)
@@ -49,7 +49,7 @@ def test_kills_survived_by_hand_give_the_oracles_tokens(
     async def main() -> None:
         plan = FaultPlan.in_order([(at_token(kill), CLOSE) for kill in kills])
         setup = WorkerOptions(model=MODEL, dialect="incremental")
-        network = SimNetwork(0, fragmentation)
+        network = SimNetwork(0, Link(fragmentation=fragmentation))
         async with MockWorker.serve(network, "worker", 1, setup, plan) as worker:
             for _ in range(len(kills) + 1):
                 params = request["sampling_params"] | {"max_new_tokens": budget - len(delivered)}

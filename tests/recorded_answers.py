@@ -6,7 +6,7 @@ import copy
 import json
 from typing import Any
 
-from dyn_chaos.history import Record
+from dyn_testkit.history import Record
 
 PROMPT = [5, 6, 7]
 IDS = [41, 42, 43, 44]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from dyn_chaos.history import Record
+from dyn_testkit.history import Record
 
 #: `meta_info` lists with one entry an output token.
 PER_TOKEN = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
@@ -66,6 +66,19 @@ def answer(record: Record) -> Answer:
     if events[-1]["meta_info"].get("finish_reason") is None:
         raise Incomplete("no finish_reason in the last event")
     return _fold(events)
+
+
+def delivered(record: Record) -> list[int]:
+    """The tokens of a record that need not be whole, as far as its events can be read."""
+    events = []
+    try:
+        for event in _decode(record):
+            if not isinstance(event.get("meta_info"), dict) or not isinstance(event.get("output_ids"), list):
+                break
+            events.append(event)
+    except Incomplete:
+        pass  # cut in the middle of an event
+    return _fold(events).ids if events else []
 
 
 def _decode(record: Record) -> Iterator[dict[str, Any]]:

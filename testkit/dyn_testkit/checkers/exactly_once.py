@@ -1,0 +1,42 @@
+"""One trace row a request, its attempts one after the other, their tokens the client's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+
+from dyn_testkit import fold
+from dyn_testkit.checkers.base import Finding
+from dyn_testkit.history import History, Record
+
+
+def check(history: History) -> Iterator[Finding]:
+    """Needs the router's rows; a run without them is not judged."""
+    if not history.run.traced:
+        return
+    rows = Counter(row["rid"] for row in history.rows)
+    reached = [record for record in history.records.values() if record.status or record.left]
+    if not len(reached) <= len(history.rows) <= len(history.records):
+        yield Finding("run", "exactly_once", f"{len(history.rows)} rows for {len(reached)} requests")
+    for record in reached:
+        name = _name(record)
+        if name and rows[name] != 1:
+            yield Finding(record.key, "exactly_once", f"{rows[name]} rows")
+    for row in history.rows:
+        for one, two in pairwise(row["attempts"]):
+            if one["ended"] > two["started"]:
+                yield Finding(row["rid"], "exactly_once", f"attempts {one['number']} and {two['number']} overlap")
+        given = sum(attempt["tokens"] for attempt in row["attempts"])
+        if row["completion_tokens"] is not None and given != row["completion_tokens"]:
+            yield Finding(row["rid"], "exactly_once", f"{row['completion_tokens']} tokens, attempts gave {given}")
+
+
+def _name(record: Record) -> str:
+    """The rid that the router knows a request by; "" if its answer does not tell."""
+    if record.body.get("rid"):
+        return str(record.body["rid"])
+    try:
+        return str(fold.answer(record).meta.get("id") or "")
+    except fold.Incomplete:
+        return ""

@@ -1,0 +1,90 @@
+"""Every request ends: whole, or in a loud failure that the faults explain; and soon, once the faults have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dyn_testkit import fold
+from dyn_testkit.checkers.base import Finding
+from dyn_testkit.history import Fault, History, Record
+
+#: Seconds between the sending of a request and the beginning of its row.
+NEAR = 2.0
+
+
+def check(history: History) -> Iterator[Finding]:
+    """Records and references pair up; what is not whole is loud and excused; nothing takes too long."""
+    run, records, references = history.run, history.records, history.references
+    yield from (Finding(key, "liveness", "was never answered") for key in references if key not in records)
+    rows = _by_id(history)
+    end = max((fault.at if fault.until is None else fault.until for fault in history.faults), default=0.0)
+    for key, record in records.items():
+        if run.patience is not None and record.ended > max(end, record.sent) + run.patience:
+            last = max(end, record.sent)
+            yield Finding(key, "liveness", f"ended {record.ended - last:.1f} s after the last fault")
+        if key not in references:
+            yield Finding(key, "liveness", "has no reference")
+        elif not record.left:
+            yield from _whole(record, rows, history)
+
+
+def _whole(record: Record, rows: Mapping[str, dict[str, Any]], history: History) -> Iterator[Finding]:
+    try:
+        fold.answer(record)
+        return
+    except fold.Incomplete as error:
+        message = str(error)
+    if not loud(record):
+        yield Finding(record.key, "liveness", f"not whole, and nothing says so: {message}")
+        return
+    row = _row(record, rows, history)
+    if history.run.migration_limit is None or row is None:
+        yield Finding(record.key, "liveness", message)
+        return
+    unexplained = _unexplained(row, history)
+    if unexplained:
+        yield Finding(record.key, "liveness", f"{message}; {unexplained}")
+
+
+def loud(record: Record) -> bool:
+    """No client takes it for a whole answer: a status, a broken connection, or an error event."""
+    return record.status != 200 or bool(record.error) or any('"error"' in event[:10] for event in record.events)
+
+
+def _unexplained(row: Mapping[str, Any], history: History) -> str:
+    """What about a failed request the faults do not explain; "" if they explain it all."""
+    began = row["time"] - history.run.began
+    attempts = row["attempts"]
+    for attempt in attempts:
+        if attempt["cause"] and not any(
+            _overlap(fault, attempt, began, history.run.aftermath) for fault in history.faults
+        ):
+            return f"attempt {attempt['number']} failed ({attempt['cause']}) though nothing had befallen its worker"
+    if row["error"] == "migration_limit" and len(attempts) <= (history.run.migration_limit or 0):
+        return f"gave up after {len(attempts)} attempts"
+    return "" if attempts or history.faults else "gave up without an attempt"
+
+
+def _overlap(fault: Fault, attempt: Mapping[str, Any], began: float, aftermath: float) -> bool:
+    """A fault of the attempt's worker was in effect during the attempt, or had only just ended."""
+    until = (fault.at if fault.until is None else fault.until) + aftermath
+    here = fault.target in (attempt["worker"], attempt["url"], "") or fault.target in attempt["url"]
+    return here and fault.at <= began + attempt["ended"] and began + attempt["started"] <= until
+
+
+def _row(record: Record, rows: Mapping[str, dict[str, Any]], history: History) -> dict[str, Any] | None:
+    """The row of a request that failed: by its rid; if it named none, by its time and the length of its prompt."""
+    if record.body.get("rid"):
+        return rows.get(record.body["rid"])
+    prompt = len(record.body["input_ids"])
+
+    def apart(row: dict[str, Any]) -> float:
+        return abs(float(row["time"]) - history.run.began - record.sent)
+
+    near = [row for row in history.rows if row["prompt_tokens"] == prompt and apart(row) <= NEAR]
+    return min(near, key=apart, default=None)
+
+
+def _by_id(history: History) -> dict[str, dict[str, Any]]:
+    return {row["rid"]: row for row in history.rows}

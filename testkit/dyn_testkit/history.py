@@ -1,0 +1,201 @@
+"""What happened in a run, as data: what clients sent and read, what befell the fleet, what the router says it did.
+
+A history is a file of JSON objects, one a line, each an `Entry` with its kind under `entry`. Checkers read nothing
+else, so a run can be checked again at any time, by other checks than those of its day. Times are seconds since the run
+began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="entry"):
+    """One line of a history."""
+
+
+class Run(Entry, frozen=True, tag="run"):
+    """What was run, and what its checkers must know."""
+
+    name: str = ""
+    seed: int = 0
+    commit: str = ""
+    #: Absolute, for logprobs: how much engines differ from themselves. The engine model does not.
+    tolerance: float = 0.0
+    #: The router's rows are all here; the workers' arrivals are all here.
+    traced: bool = False
+    tapped: bool = False
+    #: The router's clock of rows at the beginning of the run.
+    began: float = 0.0
+    #: Migrations that a request may have before it may fail loudly; None: no request may fail.
+    migration_limit: int | None = None
+    #: Seconds after the end of a fault in which an attempt may still fail of it.
+    aftermath: float = 0.0
+    #: Seconds within which every request must have ended after the last fault was undone; None: no matter.
+    patience: float | None = None
+    settings: dict[str, Any] = {}
+
+
+class Record(Entry, frozen=True, tag="request"):
+    """One request as its client saw it.
+
+    Events are kept whole, so a cumulative stream of n tokens with logprobs costs about 30 * n^2 bytes: 2 MB at 256.
+    """
+
+    #: Joins this record with its reference; unique in a history.
+    key: str
+    #: The request's JSON, as sent.
+    body: dict[str, Any]
+    #: HTTP status; 0 if there was no head.
+    status: int = 0
+    #: Response headers, names in lower case.
+    headers: dict[str, str] = {}
+    #: Streams: the data of each event in order, `[DONE]` left out, and when each was read.
+    events: list[str] = []
+    times: list[float] = []
+    #: Streams: `[DONE]` was seen.
+    done: bool = False
+    #: Streams: lines that belong to no event, or came after `[DONE]`. SSE comments are not kept.
+    stray: list[str] = []
+    #: Unary: the whole body.
+    text: str = ""
+    #: What the HTTP client raised; "" if nothing.
+    error: str = ""
+    #: The client left by itself before the end, or asked for an abort: what it has need not be whole.
+    left: bool = False
+    sent: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def streaming(self) -> bool:
+        """The client asked for server-sent events."""
+        return self.body.get("stream") is True
+
+    @property
+    def first(self) -> float | None:
+        """When the first event of a stream was read."""
+        return self.times[0] if self.times else None
+
+
+class Reference(Record, frozen=True, tag="reference"):
+    """What an undisturbed engine says to the request of the same key, in the same mode or whole."""
+
+    @classmethod
+    def of(cls, record: Record) -> Reference:
+        """The same as a reference."""
+        return cls(**msgspec.structs.asdict(record))
+
+
+class Fault(Entry, frozen=True, tag="fault"):
+    """Something that was done to the fleet, or to the network, on purpose."""
+
+    kind: str
+    #: The worker or link that it befell.
+    target: str
+    at: float
+    #: When it was undone; None if it was not.
+    until: float | None = None
+    #: How it is known to have happened.
+    proof: str = ""
+    #: What else was chosen.
+    choice: dict[str, Any] = {}
+
+
+class Row(Entry, frozen=True, tag="row"):
+    """One row of the router's trace; its own times are since its own request began."""
+
+    row: dict[str, Any]
+
+
+class Arrival(Entry, frozen=True, tag="arrival"):
+    """A generation that a worker has read, as it was sent to it."""
+
+    worker: str
+    at: float
+    body: dict[str, Any]
+
+
+class Sample(Entry, frozen=True, tag="sample"):
+    """Some numbers at a time, by name: gauges of the router, its memory, its descriptors."""
+
+    at: float
+    values: dict[str, float]
+
+
+_Line = Run | Record | Reference | Fault | Row | Arrival | Sample
+
+
+@dataclass(slots=True)
+class History:
+    """All entries of a run, sorted by kind."""
+
+    run: Run = field(default_factory=Run)
+    records: dict[str, Record] = field(default_factory=dict)
+    references: dict[str, Record] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    arrivals: list[Arrival] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+
+    def add(self, entry: Entry) -> None:
+        """Take one entry. Raises `ValueError` if a key comes twice."""
+        match entry:
+            case Run():
+                self.run = entry
+            case Reference():
+                _put(self.references, entry)
+            case Record():
+                _put(self.records, entry)
+            case Fault():
+                self.faults.append(entry)
+            case Row():
+                self.rows.append(entry.row)
+            case Arrival():
+                self.arrivals.append(entry)
+            case Sample():
+                self.samples.append(entry)
+
+    def entries(self) -> Iterator[Entry]:
+        """All entries, in the order in which they are saved."""
+        yield self.run
+        yield from self.faults
+        yield from map(Reference.of, self.references.values())
+        yield from self.records.values()
+        yield from self.arrivals
+        yield from map(Row, self.rows)
+        yield from self.samples
+
+
+def _put(records: dict[str, Record], record: Record) -> None:
+    if record.key in records:
+        raise ValueError(f"{record.key!r} is there twice")
+    records[record.key] = record
+
+
+def of_records(records: Mapping[str, Record], references: Mapping[str, Record], tolerance: float = 0.0) -> History:
+    """A history of answers alone."""
+    return History(Run(tolerance=tolerance), dict(records), dict(references))
+
+
+def save(path: Path, entries: Iterable[Entry]) -> None:
+    """Write a history, one entry a line."""
+    with path.open("wb") as file:
+        for entry in entries:
+            file.write(msgspec.json.encode(entry) + b"\n")
+
+
+def load(path: Path) -> History:
+    """Read a history. Raises `ValueError` if a line is no entry or a key comes twice."""
+    history = History()
+    decoder = msgspec.json.Decoder(_Line)
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            history.add(decoder.decode(line))
+        except (msgspec.DecodeError, ValueError) as error:
+            raise ValueError(f"{path}:{number}: {error}") from error
+    return history

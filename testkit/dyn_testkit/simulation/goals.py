@@ -1,0 +1,58 @@
+"""Goals against vacuous campaigns: what must have happened at least once in many runs, or they have shown little."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from dyn_testkit.history import History
+from dyn_testkit.simulation.nemeses import KINDS
+
+_Row = Mapping[str, Any]
+
+
+def _cuts(row: _Row) -> list[str]:
+    return [attempt["cause"] for attempt in row["attempts"] if attempt["cause"] not in (None, "left")]
+
+
+def _resumed(row: _Row) -> list[int]:
+    return [attempt["resumed_from"] for attempt in row["attempts"] if attempt["resumed_from"]]
+
+
+def _ended_by(cause: str) -> Callable[[_Row], bool]:
+    return lambda row: cause in _cuts(row)
+
+
+#: Of one row: its name and how to tell that it happened.
+OF_ROWS: Mapping[str, Callable[[_Row], bool]] = {
+    "a stream continued": lambda row: bool(_resumed(row)) and row["streaming"],
+    "a unary answer continued": lambda row: bool(_resumed(row)) and not row["streaming"],
+    "continued twice": lambda row: len(set(_resumed(row))) > 1,
+    "continued three times": lambda row: len(set(_resumed(row))) > 2,
+    "begun again, nothing was delivered": lambda row: len(row["attempts"]) > 1 and not _resumed(row),
+    "finished here, nothing was left to generate": lambda row: row["outcome"] == "completed_here",
+    "tokens of several versions": lambda row: row["crossed_versions"],
+    "failed loudly": lambda row: row["outcome"] == "failed",
+    "the budget of attempts was spent": lambda row: row["error"] == "migration_limit",
+    "an innocent suspect": lambda row: row["error"] == "suspected_poison",
+    "aborted": lambda row: row["outcome"] == "aborted",
+    "aborted after a cut": lambda row: row["outcome"] == "aborted" and bool(_cuts(row)),
+    "the client left": lambda row: row["outcome"] == "client_gone",
+    "the client left after a cut": lambda row: row["outcome"] == "client_gone" and bool(_cuts(row)),
+    **{f"an attempt ended by {cause}": _ended_by(cause) for cause in ("connect", "cut", "stall", "busy", "stale")},
+}
+
+#: All goals of a campaign with the default scenario.
+GOALS = (*OF_ROWS, *(f"fault: {kind}" for kind in KINDS))
+
+
+def met(history: History) -> Counter[str]:
+    """How often each goal was met in a run."""
+    return Counter(_met(history))
+
+
+def _met(history: History) -> Iterator[str]:
+    for row in history.rows:
+        yield from (name for name, happened in OF_ROWS.items() if happened(row))
+    yield from (f"fault: {kind}" for kind in {(fault.kind, fault.at): fault.kind for fault in history.faults}.values())

@@ -1,0 +1,21 @@
+"""Nemeses: what disturbs a simulated run, each with the proof that it did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dyn_testkit.simulation.nemeses.base import Missed, Nemesis, Unproven, Validated
+from dyn_testkit.simulation.nemeses.clients import Clients
+from dyn_testkit.simulation.nemeses.links import Links
+from dyn_testkit.simulation.nemeses.proofs import PROOFS
+from dyn_testkit.simulation.nemeses.workers import Cut, Death, Illness, Rollout
+
+#: The kinds that work again once they are undone, if nothing else befalls the same worker meanwhile.
+LASTING = Death.faults | {"stall", "lie", "busy", "drain", "partition", "refuse", "hang", "deaf"}
+
+#: Who does what.
+KINDS: Mapping[str, type[Nemesis]] = {
+    kind: nemesis for nemesis in (Death, Illness, Rollout, Cut, Links, Clients) for kind in sorted(nemesis.faults)
+}
+
+__all__ = ["KINDS", "LASTING", "PROOFS", "Missed", "Nemesis", "Unproven", "Validated"]

@@ -1,0 +1,135 @@
+"""One run of a plan: the world is built, requests and faults come at their times, all is undone, and the rest ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+import trio
+
+from dyn_relay.config import Config
+from dyn_testkit import checkers
+from dyn_testkit.checkers import Finding
+from dyn_testkit.determinism import run_seeded
+from dyn_testkit.history import Arrival, Fault, History, Reference, Run, Sample
+from dyn_testkit.oracle import Oracle
+from dyn_testkit.simnet import NetEvent
+from dyn_testkit.simulation.nemeses import KINDS, LASTING, PROOFS, Missed, Validated
+from dyn_testkit.simulation.router import RouterFactory, relay
+from dyn_testkit.simulation.scenario import Plan, PlannedFault, RequestPlan
+from dyn_testkit.simulation.world import World, make_network
+
+#: Seconds after the end of a fault in which an attempt may still fail of it, beside two stall timeouts: a worker whose
+#: health is good gets two of them.
+AFTERMATH = 30.0
+
+
+@dataclass(slots=True)
+class Ran:
+    """What came of a plan."""
+
+    plan: Plan
+    history: History
+    #: What happened on the network and to the fleet, in order; a function of the plan, byte for byte.
+    log: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    #: Virtual seconds.
+    duration: float = 0.0
+
+
+def run(plan: Plan, router: RouterFactory = relay, *, log: bool = False) -> Ran:
+    """Run a plan in virtual time and check it. `log` keeps an event log.
+
+    Raises what is a defect of the simulation itself, `Unproven` among it.
+    """
+    ran = Ran(plan, History())
+    observe = (lambda event: ran.log.append(str(event))) if log else None
+    run_seeded(partial(_run, ran, router, observe), plan.seed)
+    ran.findings = checkers.check(ran.history)
+    return ran
+
+
+async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], None] | None) -> None:
+    plan, history = ran.plan, ran.history
+    world = World(plan, make_network(plan, observe))
+    async with trio.open_nursery() as fleet:
+        for worker in world.workers:
+            await fleet.start(worker.run)
+        urls = [worker.url for worker in world.workers]
+        async with factory(world.from_router, world.ROUTER, urls, plan.seed, plan.router) as world.router:
+            await _play(world, ran)
+            config = Config(**plan.router)
+            history.run = Run(
+                name=plan.scenario,
+                seed=plan.seed,
+                traced=True,
+                tapped=True,
+                migration_limit=config.migration_limit,
+                aftermath=AFTERMATH + 2 * config.stall_timeout_secs,
+                patience=plan.patience,
+            )
+            history.rows = [dict(row) for row in world.router.rows]
+            history.arrivals = _arrivals(world)
+            history.samples = [Sample(trio.current_time(), dict(world.router.gauges))]
+        fleet.cancel_scope.cancel()
+    ran.duration = trio.current_time()
+
+
+async def _play(world: World, ran: Ran) -> None:
+    """Everything that is planned; then, once all is undone, the time that the rest may take."""
+    plan, history = ran.plan, ran.history
+    nemeses = {nemesis: Validated(nemesis(), PROOFS, LASTING) for nemesis in dict.fromkeys(KINDS.values())}
+    for nemesis in nemeses.values():
+        await nemesis.setup(world)
+    began = trio.current_time()
+    oracle = Oracle(world.workers[0].options.model)
+
+    async def ask(request: RequestPlan) -> None:
+        await trio.sleep_until(began + request.at)
+        record = await world.clients.run(request, world.network.host("clients"), world.router.url)
+        history.add(record)
+
+    async def strike(fault: PlannedFault) -> None:
+        await trio.sleep_until(began + fault.at)
+        struck = world.take(fault)
+        if not struck:
+            return
+        nemesis = nemeses[KINDS[fault.kind]]
+        at = trio.current_time()
+        try:
+            proof = await nemesis.invoke(world, fault)
+            await trio.sleep(fault.duration)
+            await nemesis.teardown(world, fault)
+        except Missed:
+            world.release(fault)
+            return
+        for number in world.struck_workers(fault):
+            target = world.workers[number].url
+            history.add(Fault(fault.kind, target, at, trio.current_time(), proof, {"choice": fault.choice}))
+        world.release(fault)
+
+    async with trio.open_nursery() as faults, trio.open_nursery() as clients:
+        for request in plan.requests:
+            history.add(_reference(oracle, request))
+            clients.start_soon(ask, request)
+        for fault in plan.faults:
+            faults.start_soon(strike, fault)
+        last = max((fault.at + fault.duration for fault in plan.faults), default=0.0)
+        end = max(last, max(request.at for request in plan.requests)) + 2 * plan.patience
+        clients.cancel_scope.deadline = began + end
+    with trio.move_on_after(plan.patience):
+        while any(world.router.gauges.values()):  # noqa: ASYNC110 - gauges are no events
+            await trio.sleep(1)
+
+
+def _reference(oracle: Oracle, request: RequestPlan) -> Reference:
+    body = {name: value for name, value in request.body.items() if value is not None}
+    answer = msgspec.json.encode(oracle.answer(body)).decode()
+    return Reference(request.key, {**request.body, "stream": False}, 200, text=answer)
+
+
+def _arrivals(world: World) -> list[Arrival]:
+    """The generations that workers have read; those of the auditor have a prompt that no client sends."""
+    return [Arrival(worker.url, 0.0, recorded.json()) for worker in world.workers for recorded in worker.generates]

@@ -1,0 +1,100 @@
+"""The world of one run: a network of hosts, the workers, the router, the clients, and what is being done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dyn_relay.net import Network
+from dyn_testkit.engine import Model
+from dyn_testkit.simnet import Fragmentation, Link, Observer, SimNetwork
+from dyn_testkit.simulation.clients import Clients
+from dyn_testkit.simulation.router import Router
+from dyn_testkit.simulation.scenario import VOCABULARY, Plan, PlannedFault
+from dyn_testkit.worker import MockWorker, WorkerOptions
+
+#: Kinds of faults that strike a worker which something else may befall at the same time.
+PASSING = frozenset({"cut", "reset", "weights", "leave", "dawdle", "abort_storm"})
+
+
+class World:
+    """What nemeses act upon."""
+
+    ROUTER = "router"
+
+    def __init__(self, plan: Plan, network: SimNetwork) -> None:
+        self.network = network
+        self.clients = Clients()
+        self.workers = [
+            MockWorker(network.host(f"w{number}"), f"w{number}", 30000, options)
+            for number, options in enumerate(worker_options(plan))
+        ]
+        #: The version of each worker's weights.
+        self.versions = ["default"] * len(self.workers)
+        #: Faults of clients and connections that have struck.
+        self.struck: set[PlannedFault] = set()
+        self.router: Router
+        self._updates = 0
+        self._taken: dict[PlannedFault, tuple[int, ...]] = {}
+
+    @property
+    def auditor(self) -> Network:
+        """The network as seen by somebody whom no fault befalls."""
+        return self.network.host("auditor")
+
+    @property
+    def from_router(self) -> Network:
+        """The network as the router sees it."""
+        return self.network.host(self.ROUTER)
+
+    def take(self, fault: PlannedFault) -> Sequence[int]:
+        """The workers that a fault may strike: its own, or for a swizzle all others, unless something befalls them."""
+        engaged = {number for taken in self._taken.values() for number in taken}
+        if fault.kind in PASSING:
+            return (fault.worker,) if self.workers[fault.worker].alive else ()
+        wanted = [fault.worker]
+        if fault.kind == "swizzle":
+            wanted = [number for number in range(len(self.workers)) if number != fault.worker]
+        free = tuple(number for number in wanted if number not in engaged)
+        if free:
+            self._taken[fault] = free
+        return free
+
+    def struck_workers(self, fault: PlannedFault) -> Sequence[int]:
+        """The workers that a fault has taken."""
+        return self._taken.get(fault, (fault.worker,))
+
+    def release(self, fault: PlannedFault) -> None:
+        """A fault has been undone."""
+        self._taken.pop(fault, None)
+
+    def new_version(self, worker: int) -> str:
+        """A version of weights that nobody has had; the worker is about to get it."""
+        self._updates += 1
+        self.versions[worker] = f"v{self._updates}"
+        return self.versions[worker]
+
+    def name(self, fault: PlannedFault) -> str:
+        """The target of a fault, for people."""
+        return self.workers[fault.worker].host
+
+
+def worker_options(plan: Plan) -> list[WorkerOptions]:
+    """The options of a plan's workers: one model, the rest their own."""
+    model = Model(vocab_size=VOCABULARY, eos_rate=plan.eos_rate, context_length=8192)
+    return [
+        WorkerOptions(
+            model=model,
+            dialect=worker.dialect,
+            tick=worker.tick,
+            tokens_per_tick=worker.tokens_per_tick,
+            stream_interval=worker.stream_interval,
+            health_delay=0.5,
+        )
+        for worker in plan.workers
+    ]
+
+
+def make_network(plan: Plan, observe: Observer | None = None) -> SimNetwork:
+    """The network of a plan."""
+    link = Link(latency=plan.latency, fragmentation=Fragmentation(plan.fragment or None))
+    return SimNetwork(plan.seed, link, observe=observe)

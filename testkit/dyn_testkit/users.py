@@ -1,0 +1,137 @@
+"""Generation requests as published rollout frameworks send them, field by field, in token mode.
+
+What each sends was read in its sources; the spelling (nulls, zeros, fields that are always there) is theirs, because
+that is what a router must bear. Values come from a seeded generator, so a load can be made again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is wanted of a request, whoever sends it."""
+
+    prompt: list[int]
+    #: `max_new_tokens`.
+    tokens: int
+    rid: str
+    #: Ask for a stream, if this user ever does.
+    stream: bool = False
+    #: Ask for expert rows, if this user ever does.
+    experts: bool = False
+    vocabulary: int = 1024
+
+
+def slime(wish: Wish, random: Random) -> Body:
+    """slime's rollout, unary or streaming: nulls, no rid."""
+    body: Body = {
+        "input_ids": wish.prompt,
+        "sampling_params": {
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,
+            "max_new_tokens": wish.tokens,
+            "stop": None,
+            "stop_token_ids": None,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+            "spaces_between_special_tokens": False,
+        },
+        "return_logprob": True,
+    }
+    if random.random() < 0.5:
+        body["sampling_params"]["sampling_seed"] = random.randrange(1 << 31)
+    if wish.experts:
+        body["return_routed_experts"] = True
+    if wish.stream:
+        body["stream"] = True
+    return body
+
+
+def slime_agent(wish: Wish, random: Random) -> Body:
+    """slime's agent adapter: a rid of its own, always a stream of this session's next turn."""
+    return {**slime(wish, random), "rid": wish.rid}
+
+
+def miles(wish: Wish, random: Random) -> Body:
+    """miles: switches that are always present, top logprobs for distillation."""
+    body = slime(wish, random)
+    body |= {"return_routed_experts": wish.experts, "return_indexer_topk": False, "rid": wish.rid}
+    if random.random() < 0.5:
+        body["top_logprobs_num"] = random.randint(1, 3)
+    return body
+
+
+def areal(wish: Wish, random: Random) -> Body:
+    """AReaL: unary, a frequency penalty of zero, stop tokens."""
+    stops = [random.randrange(wish.vocabulary)] if random.random() < 0.3 else []
+    return {
+        "input_ids": wish.prompt,
+        "image_data": None,
+        "sampling_params": {
+            "top_p": 1.0,
+            "top_k": 100_000_000,
+            "max_new_tokens": wish.tokens,
+            "temperature": 1.0,
+            "stop_token_ids": stops,
+            "ignore_eos": False,
+            "skip_special_tokens": False,
+            "frequency_penalty": 0.0,
+        },
+        "return_logprob": True,
+        "stream": False,
+    }
+
+
+def areal_score(wish: Wish, random: Random) -> Body:
+    """AReaL's scoring request: one token, the logprobs of the prompt."""
+    return {
+        "input_ids": wish.prompt,
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+        "top_logprobs_num": 0,
+        "stream": False,
+    }
+
+
+def nemo_rl(wish: Wish, random: Random) -> Body:
+    """NeMo-RL: unary, few fields."""
+    return {
+        "sampling_params": {
+            "temperature": 0.7,
+            "top_p": 0.9,
+            "max_new_tokens": wish.tokens,
+            "no_stop_trim": True,
+            "spaces_between_special_tokens": False,
+        },
+        "return_logprob": True,
+        "input_ids": wish.prompt,
+    }
+
+
+def greedy(wish: Wish, random: Random) -> Body:
+    """Nobody's in particular: greedy, with everything that token mode can report."""
+    return {
+        "rid": wish.rid,
+        "input_ids": wish.prompt,
+        "sampling_params": {"temperature": 0, "max_new_tokens": wish.tokens, "ignore_eos": True},
+        "return_logprob": True,
+        "logprob_start_len": random.randrange(len(wish.prompt)),
+        "top_logprobs_num": 2,
+        "token_ids_logprob": [3, wish.vocabulary - 1],
+        "return_prompt_token_ids": True,
+        "stream": wish.stream,
+    }
+
+
+USERS: Mapping[str, Callable[[Wish, Random], Body]] = {
+    user.__name__: user for user in (slime, slime_agent, miles, areal, areal_score, nemo_rl, greedy)
+}

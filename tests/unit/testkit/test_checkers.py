@@ -1,0 +1,344 @@
+"""Every check passes an uninterrupted answer and fails on the corruption that it is there for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.recorded_answers import IDS, MODES, PROMPT, event, events, record, top
+
+from dyn_testkit import fold
+from dyn_testkit.checkers import CHECKERS, Finding, check
+from dyn_testkit.checkers.logprobs import widest_difference
+from dyn_testkit.history import Arrival, Fault, History, Record, Run, Sample, load, of_records, save
+
+TOLERANCE = 1e-4
+
+Events = list[dict[str, Any]]
+STREAMS = MODES[1:]
+
+
+def judge(got: Record, want: Record) -> list[Finding]:
+    """What all checkers find in one answer."""
+    return check(of_records({got.key: got}, {got.key: want}, TOLERANCE))
+
+
+def objections(got: Record, want: Record) -> set[str]:
+    """The checkers that object."""
+    return {finding.check for finding in judge(got, want)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_uninterrupted_answer_has_no_findings(mode: str) -> None:
+    assert judge(record(mode), record(mode)) == []
+
+
+@pytest.mark.parametrize("mode", STREAMS)
+def test_coalescing_is_no_finding(mode: str) -> None:
+    other = [event(mode, 0, 3), event(mode, 3, 4)]
+    assert judge(record(mode, other), record(mode)) == []
+
+
+def test_differences_within_the_tolerance_are_no_finding() -> None:
+    said = events("unary")
+    for rows in ("output_token_logprobs", "input_token_logprobs"):
+        said[0]["meta_info"][rows][1][0] += 0.8 * TOLERANCE
+    said[0]["meta_info"]["output_top_logprobs"][1][0][0] += 0.8 * TOLERANCE
+    assert judge(record("unary", said), record("unary")) == []
+
+
+def _meta(name: str, value: object, at: int = -1) -> Callable[[Events], None]:
+    def corrupt(said: Events) -> None:
+        said[at]["meta_info"][name] = value
+
+    return corrupt
+
+
+def _another_token(said: Events) -> None:
+    said[-1]["output_ids"][-1] += 1
+    said[-1]["meta_info"]["output_token_logprobs"][-1][1] += 1
+
+
+def _logprob(name: str, amount: float) -> Callable[[Events], None]:
+    def corrupt(said: Events) -> None:
+        last = said[-1]["meta_info"][name][-1]
+        (last[0] if isinstance(last[0], list) else last)[0] += amount
+
+    return corrupt
+
+
+def _token_of_logprob(said: Events) -> None:
+    said[-1]["meta_info"]["output_token_logprobs"][-1][1] += 1
+
+
+def _token_of_top_logprob(said: Events) -> None:
+    said[-1]["meta_info"]["output_top_logprobs"][-1][1][1] += 1
+
+
+def _all(name: str, value: object) -> Callable[[Events], None]:
+    def corrupt(said: Events) -> None:
+        for each in said:
+            each["meta_info"][name] = value
+
+    return corrupt
+
+
+def _no_key(said: Events) -> None:
+    del said[-1]["meta_info"]["cached_tokens"]
+
+
+def _new_key(said: Events) -> None:
+    said[-1]["text"] = ""
+
+
+LENGTH = len(IDS)
+#: (mode, corruption, the checks that must object and no other may).
+CORRUPTIONS: dict[str, tuple[str, Callable[[Events], None], set[str]]] = {
+    "another token": ("unary", _another_token, {"tokens", "logprobs"}),
+    "another token, streamed": ("incremental", _another_token, {"tokens", "logprobs"}),
+    "finish of another type": ("unary", _meta("finish_reason", {"type": "stop", "matched": 1}), {"finish"}),
+    "length of the continuation": (
+        "cumulative",
+        _meta("finish_reason", {"type": "length", "length": 2}),
+        {"finish", "budget"},
+    ),
+    "finish twice": ("incremental", _meta("finish_reason", {"type": "length", "length": LENGTH}, 1), {"finish"}),
+    "prompt of the continuation": ("cumulative", _meta("prompt_tokens", 5), {"counters"}),
+    "prompt of the continuation, in the middle": ("incremental", _meta("prompt_tokens", 5, 1), {"counters"}),
+    "length of the logprobs": ("incremental", _meta("output_token_logprobs_length", 2), {"counters"}),
+    "retractions": ("unary", _all("num_retractions", 1), {"counters"}),
+    "another id": ("cumulative", _meta("id", "other", 1), {"identity"}),
+    "an id that is not the client's": ("incremental", _all("id", "other"), {"identity"}),
+    "a logprob": ("incremental", _logprob("output_token_logprobs", 1.2 * TOLERANCE), {"logprobs"}),
+    "a top logprob": ("unary", _logprob("output_top_logprobs", 1.2 * TOLERANCE), {"logprobs"}),
+    "a logprob of another token": ("cumulative", _token_of_logprob, {"logprobs"}),
+    "a top logprob of another token": ("unary", _token_of_top_logprob, {"logprobs"}),
+    "a logprob that is null": ("unary", lambda said: _null(said, "output_token_logprobs"), {"logprobs"}),
+    "a prompt logprob": ("unary", _logprob("input_token_logprobs", 1.2 * TOLERANCE), {"logprobs"}),
+    "no prompt logprobs": ("incremental", _all("input_token_logprobs", []), {"logprobs"}),
+    "prompt logprobs of the continuation": ("cumulative", _meta("input_token_logprobs", [], 1), {"logprobs"}),
+    "weights of the continuation": (
+        "unary",
+        _meta("weight_versions", [{"version": "default", "start": 0, "end": 2}]),
+        {"spans"},
+    ),
+    "weights with a gap": (
+        "unary",
+        _meta("weight_versions", [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 2, "end": 4}]),
+        {"spans"},
+    ),
+    "expert rows": ("incremental", _meta("routed_experts", "AAAAAAIAAAA="), {"experts"}),
+    "a key lost": ("unary", _no_key, {"keys"}),
+    "a key added": ("cumulative", _new_key, {"keys"}),
+}
+
+
+def _null(said: Events, name: str) -> None:
+    said[-1]["meta_info"][name][-1][0] = None
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_a_corruption_is_found(name: str) -> None:
+    mode, corrupt, expected = CORRUPTIONS[name]
+    said = events(mode)
+    corrupt(said)
+    assert objections(record(mode, said), record(mode)) == expected
+
+
+def _jump(mode: str) -> Events:
+    """A stream whose dialect changes at the last event."""
+    return [*events(mode)[:-1], event("incremental" if mode == "cumulative" else "cumulative", 2, 4)]
+
+
+BROKEN_STREAMS: dict[str, tuple[str, Events, set[str]]] = {
+    "cumulative turns incremental": ("cumulative", _jump("cumulative"), {"framing"}),
+    "incremental turns cumulative": ("incremental", _jump("incremental"), {"framing"}),
+    "a token twice": ("incremental", [event("incremental", 0, 2), event("incremental", 1, 4)], {"framing"}),
+    "a token skipped": ("incremental", [event("incremental", 0, 1), event("incremental", 2, 4)], {"framing"}),
+    "the other dialect throughout": ("cumulative", events("incremental"), {"dialect"}),
+    "the other dialect of logprobs": ("mixed", events("incremental"), {"dialect"}),
+    "completion_tokens goes back": (
+        "cumulative",
+        [event("cumulative", 0, 2), event("cumulative", 0, 1), event("cumulative", 1, 4)],
+        {"counters", "framing"},
+    ),
+    "too many tokens": ("incremental", [*events("incremental")[:-1], event("incremental", 2, 4)], {"budget"}),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_STREAMS)
+def test_a_broken_stream_is_found(name: str) -> None:
+    mode, said, expected = BROKEN_STREAMS[name]
+    got = record(mode, said)
+    if name == "too many tokens":
+        got.body["sampling_params"]["max_new_tokens"] = 3
+    assert expected <= objections(got, record(mode))
+
+
+def test_an_event_that_takes_back_a_token_is_found() -> None:
+    said = events("cumulative")
+    said[0]["output_ids"] = [99]
+    assert "framing" in objections(record("cumulative", said), record("cumulative"))
+
+
+def test_top_logprobs_may_trade_places_only_at_a_tie() -> None:
+    reference, tied = events("unary"), events("unary")
+    reference[0]["meta_info"]["output_top_logprobs"][2] = [[-1.0, 43, None], [-1.0 - TOLERANCE, 7, None]]
+    tied[0]["meta_info"]["output_top_logprobs"][2] = [[-1.0, 7, None], [-1.0 - TOLERANCE, 43, None]]
+    assert judge(record("unary", tied), record("unary", reference)) == []
+    swapped = events("unary")
+    swapped[0]["meta_info"]["output_top_logprobs"][2] = [
+        [value, token, None] for (value, _, _), (_, token, _) in zip(top(2, 43), reversed(top(2, 43)), strict=True)
+    ]
+    assert objections(record("unary", swapped), record("unary")) == {"logprobs"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"headers": {"content-type": "text/plain"}}, "framing"),
+        ({"stray": ["event: x"]}, "framing"),
+        ({"error": "RemoteProtocolError: peer closed"}, "liveness"),
+        ({"status": 502}, "liveness"),
+        ({"done": False}, "liveness"),
+        ({"events": []}, "liveness"),
+        ({"events": ["{"]}, "liveness"),
+        ({"events": ["[]"]}, "liveness"),
+        ({"events": ['{"error": {"message": "m"}}']}, "liveness"),
+        ({"events": ['{"output_ids": []}']}, "liveness"),
+    ],
+)
+def test_what_the_client_saw_around_the_answer_counts(changes: dict[str, Any], expected: str) -> None:
+    got = record("cumulative", **changes)
+    assert [finding.check for finding in judge(got, record("cumulative"))] == [expected]
+
+
+def test_a_truncated_stream_is_not_complete() -> None:
+    got = record("incremental", events("incremental")[:-1])
+    assert [finding.check for finding in judge(got, record("incremental"))] == ["liveness"]
+
+
+def test_a_reference_must_be_complete_itself() -> None:
+    with pytest.raises(fold.Incomplete):
+        judge(record("unary"), record("unary", status=500))
+
+
+def test_every_request_needs_an_answer_and_a_reference() -> None:
+    one = {"unary": record("unary")}
+    assert check(of_records(one, one)) == []
+    assert [finding.message for finding in check(of_records({}, one))] == ["was never answered"]
+    assert [finding.message for finding in check(of_records(one, {}))] == ["has no reference"]
+
+
+def test_the_widest_difference() -> None:
+    said = events("unary")
+    said[0]["meta_info"]["output_top_logprobs"][1][0][0] += 0.5
+    whole = fold.answer(record("unary"))
+    assert widest_difference(fold.answer(record("unary", said)), whole) == pytest.approx(0.5)
+    said[0]["meta_info"]["output_top_logprobs"].pop()
+    assert widest_difference(fold.answer(record("unary", said)), whole) == float("inf")
+
+
+ROW = {"rid": "own", "time": 0.0, "error": "", "completion_tokens": 4, "prompt_tokens": 3}
+ATTEMPT = {"number": 0, "worker": "w1", "url": "http://a", "started": 0.0, "ended": 1.0, "tokens": 4, "cause": None}
+SECOND = {**ATTEMPT, "number": 1, "started": 2.0, "ended": 3.0}
+WHOLE = {**ROW, "attempts": [ATTEMPT]}
+LOUD = record("unary", status=502)
+HERE = Fault("kill", "http://a", 0.5, 2.5)
+
+
+def run(row: dict[str, Any] | None, got: Record | None = None, **fields: Any) -> History:
+    """One answer, and what else is known of its run; other `fields` are samples at the end."""
+    got = got or record("unary")
+    history = of_records({got.key: got}, {got.key: record("unary")}, TOLERANCE)
+    limits = {"migration_limit": 1, "patience": 10.0} | fields.pop("limits", {})
+    history.run = Run(tolerance=TOLERANCE, traced=row is not None, **limits)
+    history.rows = [row] if row else []
+    history.faults = fields.pop("faults", [])
+    history.samples = [Sample(0.0, {"fds": 10, "in_flight": 3}), Sample(9.0, fields)]
+    return history
+
+
+def failed(causes: list[str | None]) -> dict[str, Any]:
+    """The row of a request that ran out of attempts."""
+    attempts = [{**one, "cause": cause, "tokens": 0} for one, cause in zip((ATTEMPT, SECOND), causes, strict=False)]
+    return {**ROW, "attempts": attempts, "error": "migration_limit", "completion_tokens": 0}
+
+
+#: What is right about a run, and wrong.
+RUNS: dict[str, tuple[History, set[str]]] = {
+    "all is well": (run(WHOLE), set()),
+    "no row": (run({**WHOLE, "rid": "other"}), {"exactly_once"}),
+    "attempts at the same time": (
+        run({**WHOLE, "attempts": [{**ATTEMPT, "tokens": 2}, {**SECOND, "tokens": 2, "started": 0.5}]}),
+        {"exactly_once"},
+    ),
+    "tokens that no attempt gave": (run({**WHOLE, "completion_tokens": 5}), {"exactly_once"}),
+    "a lease": (run(WHOLE, in_flight=1), {"leases"}),
+    "descriptors": (run(WHOLE, fds=1000), {"leak"}),
+    "an answer that came late": (run(WHOLE, record("unary", ended=11.0)), {"liveness"}),
+    "a failure that faults explain": (run(failed(["cut", "cut"]), LOUD, faults=[HERE]), set()),
+    "a failure that nothing explains": (run(failed(["cut", "cut"]), LOUD), {"liveness"}),
+    "a failure after the fault": (
+        run(failed(["cut", "stall"]), LOUD, faults=[Fault("kill", "http://a", 0.5, 1.0)]),
+        {"liveness"},
+    ),
+    "a failure elsewhere": (
+        run(failed(["cut", "cut"]), LOUD, faults=[Fault("kill", "http://b", 0.5, 2.5)]),
+        {"liveness"},
+    ),
+    "hope given up too early": (run(failed(["cut"]), LOUD, faults=[HERE]), {"liveness"}),
+    "a failure where none may be": (
+        run(failed(["cut", "cut"]), LOUD, faults=[HERE], limits={"migration_limit": None}),
+        {"liveness"},
+    ),
+    "a silent failure": (run(failed(["cut", "cut"]), record("unary", text="{}"), faults=[HERE]), {"liveness"}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_what_is_wrong_about_a_run_is_found(name: str) -> None:
+    history, expected = RUNS[name]
+    assert {finding.check for finding in check(history)} == expected
+
+
+def test_memory_that_grows_is_found() -> None:
+    history = run(WHOLE)
+    history.samples = [Sample(float(at), {"rss": 1e8 + at * 1e7}) for at in range(10)]
+    assert [finding.check for finding in check(history)] == ["leak"]
+    history.samples = [Sample(float(at), {"rss": 1e8 + min(at, 3) * 5e7}) for at in range(20)]
+    assert check(history) == []
+
+
+def test_a_client_that_left_may_have_the_beginning_only() -> None:
+    part = record("incremental", events("incremental")[:-1], done=False, error="the client left", left=True)
+    assert judge(part, record("incremental")) == []
+    wrong = events("incremental")[:-1]
+    wrong[1]["output_ids"] = [99]
+    assert objections(record("incremental", wrong, left=True), record("incremental")) == {"tokens"}
+
+
+def test_a_continuation_asks_for_no_more_than_is_left() -> None:
+    history = run(WHOLE)
+    sent = {"input_ids": [*PROMPT, *IDS[:1]], "sampling_params": {"max_new_tokens": 3}}
+    history.arrivals = [Arrival("w1", 1.0, sent)]
+    assert check(history) == []
+    for asked in ({"max_new_tokens": 4}, {"max_new_tokens": 2}, {}):
+        history.arrivals = [Arrival("w1", 1.0, {**sent, "sampling_params": asked})]
+        assert [finding.check for finding in check(history)] == ["budget"]
+    history.arrivals = [Arrival("w1", 1.0, {"input_ids": [*PROMPT, *IDS], "sampling_params": {"max_new_tokens": 0}})]
+    assert [finding.check for finding in check(history)] == ["budget"]
+
+
+def test_a_history_survives_the_file(tmp_path: Path) -> None:
+    history = run(WHOLE, faults=[HERE])
+    save(tmp_path / "h.jsonl", history.entries())
+    assert list(load(tmp_path / "h.jsonl").entries()) == list(history.entries())
+
+
+def test_every_check_has_its_corruption() -> None:
+    covered = {"framing", "dialect", *(each for _, _, expected in CORRUPTIONS.values() for each in expected)}
+    covered |= {each for _, expected in RUNS.values() for each in expected}
+    assert covered == set(CHECKERS)
