@@ -22,6 +22,7 @@ from dyn_relay.net import Listener, Network
 from dyn_relay.observe import log as logs
 from dyn_relay.observe.metrics import Metrics, WorkerSample, watch_loop_lag
 from dyn_relay.observe.trace import TraceFile
+from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.orders import ORDER_TIMEOUT
@@ -70,7 +71,6 @@ class App:
             self.fleet.add(url)
         async with trio.open_nursery() as background:
             await background.start(self.fleet.run)
-            background.start_soon(watch_loop_lag, self.metrics)
             try:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
@@ -96,7 +96,7 @@ class App:
             trace=trace,
             rng=self._rng,
             wall=self._wall,
-            chores=chores,
+            chores=Chores(chores),
         )
 
     def _limits(self) -> Limits:
@@ -143,6 +143,7 @@ async def _serve_until_told(app: App, listener: Listener, trace: TraceFile | Non
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(obey)
+            nursery.start_soon(watch_loop_lag, app.metrics)
             await app.serve(listener, trace)
             nursery.cancel_scope.cancel()
             return 0

@@ -146,7 +146,7 @@ async def relay_loop(source: Connection, sink: Connection, transform: Transform)
 async def _copy(source: Connection, sink: Connection, transform: Transform) -> Ended:
     try:
         await sink.send(b"")  # what an earlier, cancelled relay has left goes first
-        while True:
+        while not transform.done:
             try:
                 data = await source.receive()
             except ConnectionBroken:
@@ -156,7 +156,6 @@ async def _copy(source: Connection, sink: Connection, transform: Transform) -> E
             out = transform.feed(data)
             # Also when there is nothing new: `offer` may have left a rest.
             await sink.send(out)
-            if transform.done:
-                return Ended.DONE
+        return Ended.DONE
     except ConnectionBroken:
         return Ended.SINK_GONE

@@ -177,7 +177,10 @@ class TLSConnection:
         if self._closed or self._stream.pending():
             return False
         # trio's socket refuses a blocking peek; the descriptor is non-blocking, so ask it directly.
-        probe = socket.socket(fileno=os.dup(self._sock.fileno()))
+        try:
+            probe = socket.socket(fileno=os.dup(self._sock.fileno()))
+        except OSError:
+            return False  # out of descriptors: one less is a help
         try:
             probe.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -247,7 +250,8 @@ class SocketNetwork:
             raise ConnectFailed(f"{peer}: {describe(exc)}") from exc
         if tls is None:
             return _adopt(sock, self._pump, peer)
-        secure = trio.SSLStream(trio.SocketStream(sock), tls, server_hostname=host, https_compatible=True)
+        # An end without TLS's own goodbye may be a cut: it is an error, unless the response has ended by its framing.
+        secure = trio.SSLStream(trio.SocketStream(sock), tls, server_hostname=host)
         try:
             await secure.do_handshake()
         except (trio.BrokenResourceError, ssl.SSLError) as exc:

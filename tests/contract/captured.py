@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def exists(name: str) -> bool:
 
 def body(name: str) -> bytes:
     return (HERE / f"{name}.req").read_bytes().partition(b"\r\n\r\n")[2]
+
+
+def rid(name: str) -> str:
+    """The rid that the engine made up, or was given; "ours" if the answer tells none."""
+    found = re.search(rb'"id":"([^"]+)"', (HERE / f"{name}.wire").read_bytes())
+    return found[1].decode() if found else "ours"
 
 
 def wire(name: str) -> Wire:

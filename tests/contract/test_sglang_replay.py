@@ -32,8 +32,9 @@ SAMPLED = ("sampled_seed", "sampled_top_p_k", "no_sampling_params")
 POISON = ("neg_id", "oov_id", "err_logprob_start_neg", "err_top_logprobs_huge")
 
 
-def exchange(body: bytes, traits: Traits = UNKNOWN) -> SglangExchange:
-    opened = SglangFormat().open(NativeRequest("POST", "/generate", JSON, body), "ours")
+def exchange(body: bytes, traits: Traits = UNKNOWN, rid: str = "ours") -> SglangExchange:
+    """`rid`: under which the recorded engine answered; it never answers under another one."""
+    opened = SglangFormat().open(NativeRequest("POST", "/generate", JSON, body), rid)
     opened.admit(traits)
     return opened
 
@@ -41,7 +42,7 @@ def exchange(body: bytes, traits: Traits = UNKNOWN) -> SglangExchange:
 def replay(name: str, opened: SglangExchange) -> bytes:
     """Feed a recorded answer; returns what a streaming client gets."""
     answer = captured.wire(name)
-    opened.dispatch(UNKNOWN, "ours", 5.0)
+    opened.dispatch(UNKNOWN, opened.rid, 5.0)
     reading = opened.head(answer.status, answer.headers)
     if reading is Reading.WHOLE:
         opened.body(answer.body, 6.0)
@@ -58,7 +59,7 @@ def dead(name: str) -> bool:
 def test_stream_is_untouched(name: str) -> None:
     """Law 7."""
     answer = captured.wire(name)
-    opened = exchange(captured.body(name))
+    opened = exchange(captured.body(name), rid=captured.rid(name))
     out = replay(name, opened)
     assert opened.end is not None
     if opened.end is End.FINISHED:
@@ -75,9 +76,9 @@ def test_stream_is_untouched(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in STREAMS if not dead(name) and captured.wire(name).status == 200])
 def test_all_events_in_one_read(name: str) -> None:
-    one, many = (exchange(captured.body(name)) for _ in range(2))
+    one, many = (exchange(captured.body(name), rid=captured.rid(name)) for _ in range(2))
     answer = captured.wire(name)
-    one.dispatch(UNKNOWN, "ours", 5.0)
+    one.dispatch(UNKNOWN, one.rid, 5.0)
     one.head(answer.status, answer.headers)
     assert one.feed(answer.events, 6.0) == replay(name, many)
     assert (one.end, one.delivered) == (many.end, many.delivered)
@@ -87,7 +88,7 @@ def test_all_events_in_one_read(name: str) -> None:
 def test_unary_is_the_fold_of_the_stream(name: str) -> None:
     """Law 6, and the statuses and bodies of errors."""
     recorded = captured.wire(name.replace("/s_", "/u_"))
-    opened = exchange(captured.body(name.replace("/s_", "/u_")))
+    opened = exchange(captured.body(name.replace("/s_", "/u_")), rid=captured.rid(name))
     if not opened.verdict.migratable:
         return  # passed on as it is, and answered by the engine itself
     assert replay(name, opened) == b""
@@ -96,6 +97,8 @@ def test_unary_is_the_fold_of_the_stream(name: str) -> None:
     assert answer.status == recorded.status
     got, wanted = (json.loads(data, object_pairs_hook=list) for data in (answer.body, recorded.body))
     same(got, wanted, sampled=name.partition("_")[2] in SAMPLED)
+    if answer.status == 200:
+        assert json.loads(answer.body)["meta_info"]["id"] == opened.rid
 
 
 def same(got: Any, wanted: Any, sampled: bool, key: str = "") -> None:
@@ -114,7 +117,7 @@ def same(got: Any, wanted: Any, sampled: bool, key: str = "") -> None:
         # Batches of other shapes round differently; the tolerance is the one measured on the live engine.
         assert sampled or got == pytest.approx(wanted, abs=5e-5)
     elif key == "id":
-        assert got == "ours" or got == wanted
+        assert len(got) == len(wanted)  # each recording has its own
     elif not sampled:
         assert got == wanted
 
@@ -164,7 +167,7 @@ def test_duplicate_rid(mode: str) -> None:
 @pytest.mark.parametrize("name", ["abort_all_midstream", "abort_rid_midstream", "abort_rid_midstream_logprob"])
 def test_abort_is_relayed(name: str) -> None:
     """H1: somebody's wish, never resumed; its last event carries a token like any other."""
-    opened = exchange(captured.body(f"kill/{name}"))
+    opened = exchange(captured.body(f"kill/{name}"), rid=captured.rid(f"kill/{name}"))
     assert replay(f"kill/{name}", opened) == captured.wire(f"kill/{name}").body
     assert opened.end is End.ABORTED
     last = json.loads(captured.wire(f"kill/{name}").events[-2][1])
@@ -173,9 +176,10 @@ def test_abort_is_relayed(name: str) -> None:
 
 def test_abort_unary() -> None:
     """The unary answer to an abort is a 200 with what there is, in stock's order of keys."""
-    body = json.loads(captured.body("kill/abort_rid_midstream_logprob"))
-    opened = exchange(json.dumps({**body, "stream": False}).encode())
-    replay("kill/abort_rid_midstream_logprob", opened)
+    name = "kill/abort_rid_midstream_logprob"
+    body = json.loads(captured.body(name))
+    opened = exchange(json.dumps({**body, "stream": False}).encode(), rid=captured.rid(name))
+    replay(name, opened)
     answer = opened.answer(7.0)
     got, shape = json.loads(answer.body), json.loads(captured.wire("kill/abort_rid_unary").body)
     assert answer.status == 200
@@ -189,7 +193,7 @@ def test_abort_unary() -> None:
 @pytest.mark.parametrize("name", ["sigkill_group_stream", "sigkill_main_stream", "sigkill_scheduler_stream"])
 def test_a_killed_engine_leaves_whole_events(name: str) -> None:
     """What a killed engine had sent is delivered; nothing says that it ended, and a continuation is due."""
-    opened = exchange(captured.body(f"kill/{name}"))
+    opened = exchange(captured.body(f"kill/{name}"), rid=captured.rid(f"kill/{name}"))
     replay(f"kill/{name}", opened)
     assert opened.end is None
     assert opened.delivered > 15

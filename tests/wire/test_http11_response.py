@@ -185,3 +185,19 @@ def test_noise_never_raises_anything_else(noise: bytes, start: bytes) -> None:
         reader.feed(start + noise)
     except BadResponse:
         pass
+
+
+@pytest.mark.parametrize(
+    ("begin", "flood"), [(b"0\r\n", b"x-a: b\r\n"), (b"1;", b"extension")], ids=["trailers", "ext"]
+)
+def test_framing_without_an_end(begin: bytes, flood: bytes) -> None:
+    """It costs memory, and time for all others, and is no answer."""
+    head = OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n"
+    with pytest.raises(BadResponse):
+        read([head + begin, *[flood * 1000] * (MAX_HEAD // 1000)])
+
+
+@pytest.mark.parametrize("status", [b"000", b"099"])
+def test_a_status_that_is_none(status: bytes) -> None:
+    with pytest.raises(BadResponse):
+        read([b"HTTP/1.1 %b X\r\ncontent-length: 0\r\n\r\n" % status])

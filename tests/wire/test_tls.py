@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -160,8 +161,29 @@ async def test_a_tls_source_is_relayed_and_a_client_that_leaves_is_seen(network:
         await source.send(b"enough")
         sink.close()
         await source.wait_closed()
-        assert await source.receive() == b""
+        with pytest.raises(ConnectionBroken):  # it left without TLS's goodbye
+            await source.receive()
         source.close()
+
+
+async def test_without_descriptors_an_idle_connection_is_not_reused(
+    network: SocketNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look at it takes one; and one that is closed is one more for those who need it."""
+
+    async def silent(stream: trio.SSLStream[trio.SocketStream]) -> None:
+        await stream.do_handshake()
+        await trio.sleep_forever()
+
+    async with worker(AUTHORITY.issue_cert("127.0.0.1"), silent) as port:
+        connection = await network.connect("127.0.0.1", port, client_context(AUTHORITY))
+
+        def none_left(fd: int) -> int:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr("os.dup", none_left)
+        assert not connection.quiet()
+        connection.close()
 
 
 async def test_a_cancelled_tls_send_breaks_the_connection(network: SocketNetwork) -> None:

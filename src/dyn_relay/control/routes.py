@@ -55,7 +55,7 @@ class Door:
         """A `http11.server.Handler`."""
         path, name = _split(request.path)
         route = _SERVER if request.target == b"*" else ROUTES.get(path)
-        answer = refusal(request, self._config, admin=route is not None and route.admin) or _odd(request)
+        answer = refusal(request, self._config, admin=route is not None and route.admin) or self._odd(request)
         if answer is None and route is None:
             await self._relay.serve(connection, request)
             return
@@ -69,6 +69,16 @@ class Door:
             headers.insert(0, (b"content-type", answer.content_type))
         await connection.respond(answer.status, headers, answer.body)
 
+    def _odd(self, request: Request) -> Answer | None:
+        """The answer to what must not reach a worker: known paths in disguise, and TRACE, which echoes credentials."""
+        if request.method == "TRACE":
+            return METHOD_NOT_ALLOWED
+        plain = canonical(request.path)
+        known = plain in ROUTES or plain in ADMIN or plain in self._relay.paths
+        if known and plain != (request.path.rstrip("/") or "/"):
+            return Answer(400, error_body(400, f"the path is {plain} in disguise"))
+        return None
+
     def _own(self, route: Route, request: Request, name: str) -> tuple[Answer, Headers]:
         methods = sorted({*route.handlers, "OPTIONS", *(("HEAD",) if "GET" in route.handlers else ())})
         allow: Headers = [(b"allow", ", ".join(methods).encode())]
@@ -81,16 +91,6 @@ class Door:
             return handler(self._endpoints, request, name), []
         except BadInput as exc:
             return Answer(400, error_body(400, str(exc))), []
-
-
-def _odd(request: Request) -> Answer | None:
-    """The answer to what must not reach a worker: our own paths in disguise, and TRACE, which echoes credentials."""
-    if request.method == "TRACE":
-        return METHOD_NOT_ALLOWED
-    plain = canonical(request.path)
-    if plain != (request.path.rstrip("/") or "/") and (plain in ROUTES or plain in ADMIN):
-        return Answer(400, error_body(400, f"the path is {plain} in disguise"))
-    return None
 
 
 def _split(path: str) -> tuple[str, str]:

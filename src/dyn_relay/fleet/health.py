@@ -47,6 +47,8 @@ class Probe:
     """What one probe saw."""
 
     ok: bool
+    #: There was an answer, be it not a good one: a draining engine says 503, and works on.
+    answered: bool = False
     #: No connection could be made: the engine's process does not listen.
     refused: bool = False
     #: What was seen, for people.
@@ -69,12 +71,13 @@ class Examiner:
         answer = await self._get(worker, self.config.health_check_endpoint, self.config.health_check_timeout_secs)
         if isinstance(answer, Probe):
             return answer
-        return Probe(200 <= answer.status < 300, cause=f"{self.config.health_check_endpoint} gave {answer.status}")
+        well = 200 <= answer.status < 300
+        return Probe(well, answered=True, cause=f"{self.config.health_check_endpoint} gave {answer.status}")
 
     async def learn(self, worker: Worker) -> None:
         """Read the worker's info endpoints into its traits. One that has none stays usable, with unknown traits."""
         infos: dict[str, bytes] = {}
-        unread = False
+        unread = worker.locked = False
         for path in self._format.info_paths:
             answer = await self._get(worker, path, INFO_TIMEOUT)
             if isinstance(answer, Probe):
@@ -83,7 +86,7 @@ class Examiner:
                 unread = True
                 log.warning("worker's info cannot be read", worker=worker.id, path=path, cause=answer.cause)
             elif answer.status in (401, 403):
-                # Loud: without its traits, more requests than need be are served without protection.
+                worker.locked = True
                 log.error("worker refuses the key; see --worker-api-key", worker=worker.id, path=path)
             elif answer.status == 200:
                 infos[path] = answer.body
@@ -192,8 +195,8 @@ class Watch:
         probe = await self._examiner.probe(self.worker)
         self._last = (self._begun, probe)
         self._asking.unpark_all()
-        if probe.ok and self.worker.state is not State.READY and not self.worker.learnt:
-            # Before anybody is sent there: it may be a new process.
+        if probe.ok and not self.worker.learnt:
+            # Before anybody else is sent there: it may be a new process.
             await self._examiner.learn(self.worker)
         self._judge(probe)
         await self._reread(probe)
@@ -208,6 +211,7 @@ class Watch:
             signal = Signal.RECOVERED if enough else Signal.PROBE_OK
         else:
             worker.good_probes, worker.bad_probes = 0, worker.bad_probes + 1
+            worker.learnt = False  # what answers next may be a new process with other weights
             signal = Signal.PROBE_FAILED
             if worker.bad_probes >= config.health_failure_threshold:
                 signal = Signal.GONE if probe.refused else Signal.UNHEALTHY

@@ -230,6 +230,7 @@ class Fleet:
     def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> list[Worker]:
         self._parole()
         usable = [w for w in self._workers.values() if w.id not in exclude and accept(w)]
+        usable = [worker for worker in usable if not worker.locked] or usable
         for tier in TIERS:
             found = [worker for worker in usable if worker.state in tier]
             if found:

@@ -83,6 +83,8 @@ class Worker:
     traits: Traits = UNKNOWN
     #: Its traits were read since it last may have been restarted.
     learnt: bool = False
+    #: It refuses our key: asked only if all do. It refuses fast, and would seem to have the least to do.
+    locked: bool = False
     #: Live attempts (leases).
     in_flight: int = 0
     #: Attempts that ended well, and those that it failed.

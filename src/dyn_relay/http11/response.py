@@ -7,7 +7,8 @@ import httptools
 from dyn_relay.http11.errors import BadResponse
 from dyn_relay.http11.headers import Headers, tokens
 
-#: Bytes of response heads (interim ones included) before we stop believing that it is one.
+#: Bytes of response heads (interim ones included), and of framing without a body byte (trailers, chunk extensions),
+#: before we stop believing that it is one.
 MAX_HEAD = 262144
 
 
@@ -15,13 +16,13 @@ class ResponseReader:
     """The parse of one response: feed it what the connection gives, take the decoded body bytes it returns."""
 
     __slots__ = (
+        "_bare_bytes",
         "_body",
-        "_close_delimited",
-        "_head_bytes",
         "_interim",
         "_no_body",
         "_parser",
         "bytes_seen",
+        "close_delimited",
         "complete",
         "head_complete",
         "headers",
@@ -42,10 +43,11 @@ class ResponseReader:
         #: The peer has sent something, be it a part of an interim response.
         self.bytes_seen = False
         self._body: list[bytes] = []
-        self._head_bytes = 0
+        self._bare_bytes = 0
         self._interim = False
         self._no_body = no_body
-        self._close_delimited = False
+        #: The body ends when the peer closes; a cut looks the same.
+        self.close_delimited = False
         self._parser = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> bytes:
@@ -58,8 +60,7 @@ class ResponseReader:
         if self.complete:
             self.keep_alive = False
             return b""
-        if not self.head_complete:
-            self._head_bytes += len(data)
+        self._bare_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -69,9 +70,11 @@ class ResponseReader:
                 context = exc.__context__
                 raise context if isinstance(context, BadResponse) else BadResponse(f"malformed: {exc}") from None
             self.keep_alive = False
-        if not self.head_complete and self._head_bytes > MAX_HEAD:
-            raise BadResponse(f"the response head is larger than {MAX_HEAD} bytes")
         body = self._body
+        if body:
+            self._bare_bytes = 0
+        elif self._bare_bytes > MAX_HEAD and not self.complete:
+            raise BadResponse(f"the response head, or the framing of its body, is larger than {MAX_HEAD} bytes")
         if len(body) == 1:
             return body.pop()
         out = b"".join(body)
@@ -80,7 +83,7 @@ class ResponseReader:
 
     def eof(self) -> bool:
         """The peer closed. True if that completes the response (or it was complete), False if it was cut."""
-        if self._close_delimited and self.head_complete:
+        if self.close_delimited and self.head_complete:
             self.complete = True
         self.keep_alive = False
         return self.complete
@@ -101,6 +104,8 @@ class ResponseReader:
         if self._interim:
             self.headers = []
             return
+        if status < 100:
+            raise BadResponse(f"{status:03d} is no status")
         if self._parser.get_http_version() not in ("1.1", "1.0"):
             raise BadResponse("neither HTTP/1.1 nor HTTP/1.0")
         codings = tokens(self.headers, b"transfer-encoding")
@@ -112,7 +117,7 @@ class ResponseReader:
             self._finish()
             return
         sized = any(name == b"content-length" for name, _ in self.headers)
-        self._close_delimited = not codings and not sized and status not in (204, 304)
+        self.close_delimited = not codings and not sized and status not in (204, 304)
 
     def on_body(self, data: bytes) -> None:
         if not self.complete:

@@ -265,11 +265,12 @@ class ServerConnection:
         for part in message_parts(head, content):
             await self.connection.send(part)
 
-    def head(self, status: int, headers: Headers) -> bytes:
+    def head(self, status: int, headers: Headers, *, delimited: bool = False) -> bytes:
         """The head of a streamed answer.
 
-        Framed by `content-length` if `headers` has it, else in chunks, for an HTTP/1.0 client by the end of the
-        connection. Hop-by-hop headers in `headers` are left out. Raises `ValueError` for a line end inside a field.
+        Framed by `content-length` if `headers` has it, else in chunks; for an HTTP/1.0 client, or if `delimited`, by
+        the end of the connection. Hop-by-hop headers in `headers` are left out. Raises `ValueError` for a line end
+        inside a field.
         """
         request = self._request
         self.started = True
@@ -285,7 +286,7 @@ class ServerConnection:
             pass
         elif length is not None:
             self._remaining = int(length)
-        elif http10:
+        elif http10 or delimited:
             self._close_delimited = True
             self.reusable = False
         else:

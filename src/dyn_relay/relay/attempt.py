@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import trio
 
+from dyn_relay.fleet.health import Probe
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import End, Exchange, Outbound, Reading
 from dyn_relay.http11.client import Upstream, request_parts
@@ -14,7 +15,7 @@ from dyn_relay.http11.errors import BadResponse, EventTooLarge
 from dyn_relay.http11.headers import Headers, end_to_end
 from dyn_relay.net import ConnectFailed, ConnectionBroken, Ended
 from dyn_relay.relay.context import Context
-from dyn_relay.relay.downstream import Downstream
+from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
 from dyn_relay.relay.failure import Failure, Kind, Phase
 from dyn_relay.relay.reader import AnswerReader
 from dyn_relay.relay.silence import Silence
@@ -23,14 +24,16 @@ from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 #: Seconds to wait for the end of the framing after the engine's last word, so that the connection can be reused.
 TAIL_PATIENCE = 0.1
 TOO_MANY_REQUESTS = 429
+#: What a worker says to a key that it does not know.
+_KEY_REFUSED = (401, 403)
 #: Seconds after the sending in which the end of a reused connection is put down to its age.
 STALE_WINDOW = 2.0
 
 _KINDS = {End.REFUSED: Kind.REFUSED, End.BUSY: Kind.BUSY, End.FAILED: Kind.FAILED, End.GARBAGE: Kind.GARBAGE}
 #: Made anew with the answer that is handed on.
-_REWRITTEN = (b"content-type", b"content-length")
+_REWRITTEN = (b"content-type", b"content-length", MIGRATABLE_HEADER)
 #: Failures that are a whole, well-formed answer: the connection can serve another request.
-_ANSWERS = (Kind.REFUSED, Kind.UNFIT, Kind.BUSY, Kind.FAILED)
+_ANSWERS = (Kind.REFUSED, Kind.UNFIT, Kind.KEY, Kind.BUSY, Kind.FAILED)
 
 
 class Attempt:
@@ -44,9 +47,15 @@ class Attempt:
         worker: Worker,
         rid: str,
         on_token: Callable[[], None],
+        *,
+        reuse: bool,
+        again: bool = False,
     ) -> None:
+        """`reuse`: an idle connection may be used, which can be stale. `again`: the one before this one was."""
         self.worker = worker
         self.rid = rid
+        self._reuse = reuse and not again
+        self._again = again
         #: The request may have reached the worker: only then can it have a use for an abort.
         self.sent = False
         self.reader: AnswerReader | None = None
@@ -89,30 +98,24 @@ class Attempt:
         raise Unwanted
 
     async def _run(self, headers: Headers) -> Failure | None:
-        outbound: Outbound | None = None
-        for redialled in (False, True):
-            try:
-                upstream = await self._dial(fresh=redialled)
-            except ConnectFailed as exc:
-                if not redialled:
-                    return self._failure(Kind.CONNECT, Phase.DIAL, str(exc))
-                # The reused connection ended with our request on it, and nobody listens there any more: that was no
-                # idle connection's age, the worker died with the request in its hands.
-                return self._failure(Kind.CUT, Phase.SENT, str(exc))
-            try:
-                if outbound is None:
-                    outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time())
-                failure = await self._converse(upstream, outbound, headers)
-            except BaseException:
-                upstream.discard()
-                raise
-            if failure is None or failure.kind is not Kind.STALE:
-                return failure
-        raise AssertionError("a fresh connection is never stale")
+        try:
+            upstream = await self._dial()
+        except ConnectFailed as exc:
+            if not self._again:
+                return self._failure(Kind.CONNECT, Phase.DIAL, str(exc))
+            # A reused connection ended with our request on it, and nobody listens there any more: that was no idle
+            # connection's age, the worker died with the request in its hands.
+            return self._failure(Kind.CUT, Phase.SENT, str(exc))
+        try:
+            outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time())
+            return await self._converse(upstream, outbound, headers)
+        except BaseException:
+            upstream.discard()
+            raise
 
-    async def _dial(self, *, fresh: bool) -> Upstream:
+    async def _dial(self) -> Upstream:
         pool, origin = self._context.pool, self.worker.origin
-        idle = None if fresh else pool.take(origin)
+        idle = pool.take(origin) if self._reuse else None
         if idle is not None:
             return idle
         dialled: list[Upstream] = []
@@ -138,16 +141,31 @@ class Attempt:
         )
         self.sent = True
         self._sent_at = trio.current_time()
-        failure = await self._send(upstream, outbound, headers) or await self._read(upstream, reader)
+        try:
+            early = await self._send(upstream, outbound, headers, reader)
+            if early is None:
+                failure = await self._read(upstream, reader)
+            else:
+                failure = await self._ended(early, upstream, reader)
+        except trio.TooSlowError:
+            early, failure = None, self._failure(Kind.STALL, Phase.SENT, "the worker does not take the request")
+        except (BadResponse, EventTooLarge) as exc:
+            early, failure = None, self._failure(Kind.GARBAGE, self._phase(reader), str(exc))
         if failure is None and not reader.response.complete:
             await self._read_tail(upstream, reader)
-        if failure is None or failure.kind in _ANSWERS:
+        if early is None and (failure is None or failure.kind in _ANSWERS):
             upstream.release(reader.response)
         else:
             upstream.discard()
         return failure
 
-    async def _send(self, upstream: Upstream, outbound: Outbound, headers: Headers) -> Failure | None:
+    async def _send(
+        self, upstream: Upstream, outbound: Outbound, headers: Headers, reader: AnswerReader
+    ) -> Ended | None:
+        """Hand the request over: None once it is out. What comes meanwhile is read; if that ends it all, how.
+
+        Raises `trio.TooSlowError`, `BadResponse`, `EventTooLarge`.
+        """
         connection = upstream.connection
         own: Headers = [(b"content-type", outbound.content_type)] if outbound.content_type else []
         parts = request_parts(self.worker.origin, outbound.method, outbound.path, [*own, *headers], outbound.body)
@@ -157,36 +175,47 @@ class Attempt:
             parts = [b""]
 
         async def send() -> None:
-            for part in parts:
-                await connection.send(part)
+            try:
+                for part in parts:
+                    await connection.send(part)
+            except ConnectionBroken:
+                return  # it may have answered before it closed (413, say): reading will tell
+            reading.cancel()
 
-        try:
-            with trio.fail_after(self._context.config.stall_timeout_secs or math.inf):
-                await unless_gone(self._client, send)
-        except ConnectionBroken:
-            return None  # it may have answered before it closed (413, say): reading will tell
-        except trio.TooSlowError:
-            return self._failure(Kind.STALL, Phase.SENT, "the worker does not take the request")
-        return None
+        ended: Ended | None = None
+        errors: list[Exception] = []
+        with trio.fail_after(self._context.config.stall_timeout_secs or math.inf):
+            async with trio.open_nursery() as nursery:
+                reading = trio.CancelScope()
+                nursery.start_soon(send)
+                try:
+                    with reading:
+                        ended = await self._context.network.relay(connection, self._client, reader)
+                except (BadResponse, EventTooLarge) as exc:  # carried out of the nursery as it is
+                    errors.append(exc)
+                nursery.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
+        return ended
 
     async def _read(self, upstream: Upstream, reader: AnswerReader) -> Failure | None:
-        """Read the answer, handing the steady state to the pump; wake only at deadlines."""
+        """Read the answer, handing the steady state to the pump; wake only at deadlines.
+
+        Raises `BadResponse`, `EventTooLarge`.
+        """
         relay = self._context.network.relay
         silence = Silence(self._context.config, self._exchange, self._sent_at)
-        try:
-            while True:
-                ended: Ended | None = None
-                with trio.CancelScope(deadline=silence.deadline(reader)):
-                    ended = await relay(upstream.connection, self._client, reader)
-                kind: Kind | None = None
-                if ended is None:
-                    ended, kind = await self._look(silence, upstream, reader)
-                if ended is not None:
-                    return await self._ended(ended, upstream, reader)
-                if kind is not None:
-                    return self._failure(kind, self._phase(reader), silence.words(kind))
-        except (BadResponse, EventTooLarge) as exc:
-            return self._failure(Kind.GARBAGE, self._phase(reader), str(exc))
+        while True:
+            ended: Ended | None = None
+            with trio.CancelScope(deadline=silence.deadline(reader)):
+                ended = await relay(upstream.connection, self._client, reader)
+            kind: Kind | None = None
+            if ended is None:
+                ended, kind = await self._look(silence, upstream, reader)
+            if ended is not None:
+                return await self._ended(ended, upstream, reader)
+            if kind is not None:
+                return self._failure(kind, self._phase(reader), silence.words(kind))
 
     async def _look(
         self, silence: Silence, upstream: Upstream, reader: AnswerReader
@@ -200,14 +229,15 @@ class Attempt:
             return None, Kind.FIRST_TOKEN
         if not silence.over(reader, now):
             return None, None
-        alive = False
+        probe = Probe(False)
         ended: Ended | None = None
         errors: list[Exception] = []
         async with trio.open_nursery() as nursery:
 
             async def ask() -> None:
-                nonlocal alive
-                alive = await self._ask_health()
+                nonlocal probe
+                with trio.move_on_after(self._context.config.health_check_timeout_secs):
+                    probe = await self._context.fleet.ask(self.worker)
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(ask)
@@ -220,7 +250,7 @@ class Attempt:
             raise errors[0]
         if ended is not None:
             return ended, None
-        return None, silence.judge(reader, now, alive, trio.current_time())
+        return None, silence.judge(reader, now, probe, trio.current_time())
 
     async def _ended(self, ended: Ended, upstream: Upstream, reader: AnswerReader) -> Failure | None:
         if ended is Ended.SINK_GONE:
@@ -241,12 +271,6 @@ class Attempt:
         words = "reset" if ended is Ended.SOURCE_BROKEN else "end of stream"
         return self._failure(Kind.CUT, self._phase(reader), words)
 
-    async def _ask_health(self) -> bool:
-        """Does the worker pass a probe? A busy engine is not a dead one."""
-        with trio.move_on_after(self._context.config.stall_timeout_secs):
-            return (await self._context.fleet.ask(self.worker)).ok
-        return False
-
     async def _read_tail(self, upstream: Upstream, reader: AnswerReader) -> None:
         """The engine's last word is there, the end of its framing is not: read on briefly, to keep the connection."""
         with trio.move_on_after(TAIL_PATIENCE):
@@ -261,6 +285,12 @@ class Attempt:
 
     def _kind(self, end: End, reader: AnswerReader) -> Kind:
         exchange = self._exchange
+        if (
+            end is End.REFUSED
+            and reader.response.status in _KEY_REFUSED
+            and not self._context.config.forward_authorization
+        ):
+            return Kind.KEY
         continued = exchange.delivered > 0 and not exchange.attempt_tokens
         if end is not End.REFUSED or not continued:
             return _KINDS[end]

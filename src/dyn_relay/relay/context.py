@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import trio
-
 from dyn_relay.config import Config
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.formats.base import Format
@@ -15,6 +13,7 @@ from dyn_relay.http11.client import Pool
 from dyn_relay.net import Network
 from dyn_relay.observe.metrics import Metrics
 from dyn_relay.observe.trace import TraceFile
+from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.live import LiveRequests
 
 
@@ -33,5 +32,4 @@ class Context:
     rng: random.Random
     #: Seconds since the epoch, for trace rows; the simulator gives its own.
     wall: Callable[[], float]
-    #: Owns what outlives a request by design: telling workers to drop attempts that were left.
-    chores: trio.Nursery
+    chores: Chores

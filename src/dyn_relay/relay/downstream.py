@@ -5,6 +5,7 @@ from __future__ import annotations
 import trio
 
 from dyn_relay.formats.base import Answer, Verdict
+from dyn_relay.http11.errors import BadResponse
 from dyn_relay.http11.headers import Headers, end_to_end
 from dyn_relay.http11.server import ServerConnection
 from dyn_relay.http11.sse import comment
@@ -23,6 +24,7 @@ class Downstream:
     __slots__ = (
         "_answered",
         "_answering",
+        "_delimited",
         "_events",
         "_finished",
         "_headers",
@@ -46,8 +48,14 @@ class Downstream:
         self._finished = self._answering = self._answered = False
         self._headers: Headers | None = None
         self._streamed = 200
+        self._delimited = False
         #: The body is a stream of events, in which comments have a place.
         self._events = True
+
+    @property
+    def said(self) -> bool:
+        """The end of the answer has been made: whatever happens now, nothing else may follow it."""
+        return self._finished or self._answering
 
     @property
     def ended(self) -> bool:
@@ -58,14 +66,22 @@ class Downstream:
         """What the answer's header says."""
         self._verdict = b"yes" if verdict.migratable else b"no; reason=" + verdict.reason.encode("ascii", "replace")
 
-    def take_head(self, status: int, headers: Headers, *, sized: bool) -> None:
-        """The head for a streamed answer: the first worker's, end-to-end headers only; `sized` keeps content-length."""
-        if self._headers is None:
-            # A worker behind a relay of its own says what that one would rescue; here only our word counts.
-            kept = [pair for pair in end_to_end(headers) if pair[0] != MIGRATABLE_HEADER]
-            self._headers = kept if sized else [pair for pair in kept if pair[0] != b"content-length"]
-            self._events = not sized
-            self._streamed = status
+    def take_head(self, status: int, headers: Headers, *, events: bool, delimited: bool) -> None:
+        """The head for a streamed answer, of the worker that is about to be the first to give something of it.
+
+        End-to-end headers only; content-length is kept unless the body is a stream of `events`, which may grow.
+        `delimited`: the worker ends its body by closing, so that a cut cannot be told from the end; nor can the client.
+        Raises `BadResponse` if the client has begun to read a stream of events, and this is none.
+        """
+        if self.head_sent:
+            if not events:
+                raise BadResponse("the answer is no stream of events, and one has begun")
+            return
+        # A worker behind a relay of its own says what that one would rescue; here only our word counts.
+        kept = [pair for pair in end_to_end(headers) if pair[0] != MIGRATABLE_HEADER]
+        self._headers = [pair for pair in kept if pair[0] != b"content-length"] if events else kept
+        self._events, self._delimited = events, delimited and not events
+        self._streamed = status
 
     def wrap(self, body: bytes) -> bytes:
         """Body bytes of a stream as they go on the wire, the head before the first."""
@@ -74,10 +90,13 @@ class Downstream:
         self.head_sent = True
         self.status = self._streamed
         headers = [*(self._headers or _EVENT_STREAM), (MIGRATABLE_HEADER, self._verdict)]
-        return self.connection.head(self.status, headers) + self.connection.frame(body)
+        head = self.connection.head(self.status, headers, delimited=self._delimited)
+        return head + self.connection.frame(body)
 
     def finish(self, body: bytes) -> bytes:
-        """As `wrap`, and the end of the answer."""
+        """As `wrap`, and the end of the answer. Nothing if that was made before: an answer ends once."""
+        if self._finished:
+            return b""
         self._finished = True
         return self.wrap(body) + self.connection.last()
 
@@ -96,10 +115,11 @@ class Downstream:
     async def fail(self, event: bytes) -> None:
         """Break a started answer off: an error event, then no last chunk, so that nobody takes it for complete.
 
-        A body whose length was told gets no event: it could make up that length.
+        A body whose length was told gets no event: it could make up that length. Nor does one whose end was made: what
+        the client has not taken of it is lost.
         """
         try:
-            if any(name == b"content-length" for name, _ in self._headers or []):
+            if self.said or any(name == b"content-length" for name, _ in self._headers or []):
                 return
             with trio.move_on_after(FAIL_PATIENCE):
                 await self.send(self.wrap(event))

@@ -40,7 +40,12 @@ class Ending:
     async def finish(self) -> None:
         """The engine has said its last word, and it is an answer."""
         if not self._downstream.head_sent:
-            await self._downstream.answer(self._exchange.answer(trio.current_time()))
+            try:
+                answer = self._exchange.answer(trio.current_time())
+            except CannotComplete as exc:
+                await self._fail(502, exc.reason, f"the worker's answer cannot be read: {exc.reason}")
+                return
+            await self._downstream.answer(answer)
         if self._exchange.end is End.ABORTED:
             self.close(Step.ABORT, Outcome.ABORTED, "worker")
         else:
@@ -61,6 +66,10 @@ class Ending:
 
     async def abort(self) -> None:
         """An abort was wished while no worker had the request, or the worker did not obey."""
+        if self._downstream.said:  # but it had ended before, and it is the client that does not take the end
+            await self._downstream.send(b"")
+            self.close(Step.FINISH, Outcome.DONE, "worker")
+            return
         rest = self._exchange.abort(trio.current_time())
         if rest is None:
             await self._fail(502, "aborted", "the request was aborted")
@@ -98,7 +107,7 @@ class Ending:
             await self.failed("no_fit_worker", history, "; no other worker can take what the continuation needs")
         elif any(failure.kind is Kind.UNFIT for failure in history):
             await self._fail(502, "continuation_refused", _words(history))
-        elif history[-1].kind in (Kind.BUSY, Kind.FAILED) and last is not None:
+        elif history[-1].kind in (Kind.BUSY, Kind.FAILED, Kind.KEY) and last is not None:
             await self.relay_engine(last, history)
         else:
             await self.failed("no_survivor", history)
@@ -131,7 +140,7 @@ class Ending:
         """Tell the client that there is no complete answer, so that it cannot be overlooked."""
         exchange, downstream = self._exchange, self._downstream
         self._record.error = reason
-        if downstream.head_sent:
+        if downstream.head_sent or downstream.said:
             await downstream.fail(exchange.failure_event(status, reason, message))
         else:
             await downstream.answer(exchange.failure(status, reason, message, self._record.started_work))

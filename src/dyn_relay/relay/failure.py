@@ -25,6 +25,7 @@ class Kind(enum.Enum):
     BUSY = "busy"  #: the engine says that its queue is full
     FAILED = "failed"  #: the engine says 5xx, as a status, an error event or an abort
     REFUSED = "refused"  #: the engine says 4xx
+    KEY = "key"  #: the engine says 401 or 403 to our key: its own trouble, not the client's
     UNFIT = "unfit"  #: the engine says 4xx to a continuation: another one took this request, so it is this one's limit
     GARBAGE = "garbage"  #: broken HTTP framing, an event over the size limit, or not the format's language
 
@@ -68,7 +69,7 @@ _FAILED = Rule(Action.MIGRATE, penalty=True, counts=True)
 
 RULES: dict[tuple[Kind, Phase], Rule] = {
     (Kind.CONNECT, Phase.DIAL): Rule(Action.REROUTE, penalty=True),
-    (Kind.STALE, Phase.SENT): Rule(Action.REDIAL),
+    (Kind.STALE, Phase.SENT): Rule(Action.REDIAL, abort=True),
     (Kind.CUT, Phase.SENT): _DEATH_BEFORE_TOKENS,
     (Kind.CUT, Phase.ANSWERED): _DEATH_BEFORE_TOKENS,
     (Kind.CUT, Phase.TOKENS): _LOST,
@@ -84,13 +85,14 @@ RULES: dict[tuple[Kind, Phase], Rule] = {
     (Kind.REFUSED, Phase.ANSWERED): Rule(Action.RELAY),
     (Kind.REFUSED, Phase.TOKENS): Rule(Action.RELAY),
     (Kind.UNFIT, Phase.ANSWERED): Rule(Action.REROUTE),
+    (Kind.KEY, Phase.ANSWERED): Rule(Action.REROUTE, penalty=True),
     (Kind.GARBAGE, Phase.SENT): _LOST,
     (Kind.GARBAGE, Phase.ANSWERED): _LOST,
     (Kind.GARBAGE, Phase.TOKENS): _LOST,
 }
 
 
-_ENGINES_WORDS = (Kind.BUSY, Kind.FAILED, Kind.REFUSED, Kind.UNFIT)
+_ENGINES_WORDS = (Kind.BUSY, Kind.FAILED, Kind.REFUSED, Kind.UNFIT, Kind.KEY)
 
 
 @dataclass(frozen=True, slots=True)

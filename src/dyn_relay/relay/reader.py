@@ -50,7 +50,8 @@ class AnswerReader:
         self.response = ResponseReader(no_body=no_body)
         self.reading: Reading | None = None
         self.done = False
-        #: When the attempt gave its first and its newest token, and its newest body bytes; None before.
+        #: When the attempt gave its first and its newest token, and its newest event, or bytes of another body; None
+        #: before.
         self.first_token: float | None = None
         self.last_token: float | None = None
         self.last_event: float | None = None
@@ -77,10 +78,10 @@ class AnswerReader:
             if not response.head_complete:
                 return b""
             self._head()
-        if body:
-            self.last_event = self._clock()
         if self.reading is Reading.EVENTS:
             return self._events(body)
+        if body:
+            self.last_event = self._clock()
         return self._body(body, response.complete)
 
     def eof(self) -> bytes:
@@ -93,7 +94,9 @@ class AnswerReader:
         response = self.response
         self.reading = self._exchange.head(response.status, response.headers)
         if self.reading is not Reading.WHOLE:
-            self._downstream.take_head(response.status, response.headers, sized=self.reading is Reading.OPAQUE)
+            events = self.reading is Reading.EVENTS
+            delimited = response.close_delimited
+            self._downstream.take_head(response.status, response.headers, events=events, delimited=delimited)
 
     def _events(self, body: bytes) -> bytes:
         exchange = self._exchange
@@ -102,7 +105,10 @@ class AnswerReader:
         if body:
             before = exchange.attempt_tokens
             now = self._clock()
-            out = exchange.feed(self._splitter.feed(body), now)
+            events = self._splitter.feed(body)
+            if any(data for _, data in events):
+                self.last_event = now  # comments, and parts of an event, are no sign of life
+            out = exchange.feed(events, now)
             if exchange.attempt_tokens != before or (self.first_token is None and exchange.answering):
                 self.last_token = now
                 if self.first_token is None:

@@ -50,8 +50,9 @@ class LogicalRequest:
         path: str,
         *,
         native: bool,
+        safe: bool = False,
     ) -> None:
-        """`headers` go to each worker; `native`: on a format's own path, not bridged."""
+        """`headers` go to each worker; `native`: on a format's own path, not bridged; `safe`: it changes nothing."""
         self.rid = exchange.rid
         #: Names under which workers may know attempts of this request, beside its own rid.
         self.names: list[str] = []
@@ -62,6 +63,7 @@ class LogicalRequest:
         self._exchange = exchange
         self._headers = headers
         self._native = native
+        self._safe = safe
         self._downstream = Downstream(connection)
         self._ending = Ending(context, exchange, self._downstream, self.record, native=native)
         self._client = connection.connection
@@ -136,6 +138,11 @@ class LogicalRequest:
                     unfit = self._context.fleet.pick(self._budget.excluded) is not None
                     return await self._ending.nobody_left(self._last, self._budget.history, unfit=unfit)
                 failure = await self._try(worker)
+                if failure is not None and failure.kind is Kind.STALE:
+                    # Under another name: the worker may have read the request, and be at work on it.
+                    self._leave()
+                    self.record.step(Step.CUT)
+                    failure = await self._try(worker, again=True)
                 if failure is None:
                     return await self._ending.finish()
                 if not await self._survives(failure):
@@ -201,6 +208,11 @@ class LogicalRequest:
         """It cannot be what kills workers: it has given tokens, or is none of our format's requests."""
         return bool(self._exchange.delivered) or not self._native
 
+    @property
+    def _repeatable(self) -> bool:
+        """It may be sent twice: a stale connection does not tell whether the worker has read it."""
+        return self._safe or self._exchange.verdict.migratable
+
     def _admit(self, traits: Traits) -> None:
         """Judge the request by the worker that will see it first."""
         config, record = self._context.config, self.record
@@ -217,8 +229,11 @@ class LogicalRequest:
 
     # -- one attempt -----------------------------------------------------------------------------------------------
 
-    async def _try(self, worker: Worker) -> Failure | None:
-        """One attempt; None if the engine has said its last word. Raises `SuspectedPoison`, `Unwanted`."""
+    async def _try(self, worker: Worker, *, again: bool = False) -> Failure | None:
+        """One attempt; None if the engine has said its last word. Raises `SuspectedPoison`, `Unwanted`.
+
+        `again`: at the same worker, whose idle connection had gone stale.
+        """
         context, exchange, fleet = self._context, self._exchange, self._context.fleet
         if not self.record.started_work:
             self._admit(worker.traits)
@@ -232,7 +247,11 @@ class LogicalRequest:
                 trial.token()
                 self._survived(record.resumed_from)
 
-            attempt = self._current = Attempt(context, exchange, self._downstream, worker, record.rid, on_token)
+            attempt = self._current = Attempt(
+                *(context, exchange, self._downstream, worker, record.rid, on_token),
+                reuse=self._repeatable,
+                again=again,
+            )
             try:
                 failure = await attempt.run(self._headers)
                 record.cause, record.detail = (failure.kind.value, failure.words) if failure else (None, "")
@@ -308,16 +327,16 @@ class LogicalRequest:
         if self._current is not None:
             self._current.unwanted()
             if self._current.sent:
-                self._context.chores.start_soon(self._tell_until_ended, self._current)
+                self._context.chores.start(partial(self._tell_until_ended, self._current))
 
     async def _tell_until_ended(self, attempt: Attempt) -> None:
         """An abort may overtake the request that it means: say it again while the attempt goes on, then end it here."""
-        for _ in range(ABORT_REPEATS):
-            await tell(self._context, attempt.worker, self._context.format.abort(attempt.rid))
-            await trio.sleep(ABORT_INTERVAL)
-            if self._current is not attempt:
-                return
-        attempt.give_up()
+        with trio.move_on_after(ABORT_REPEATS * ABORT_INTERVAL):  # a worker that hangs answers no order either
+            while self._current is attempt:
+                await tell(self._context, attempt.worker, self._context.format.abort(attempt.rid))
+                await trio.sleep(ABORT_INTERVAL)
+        if self._current is attempt:
+            attempt.give_up()
 
     def _leave(self) -> None:
         """Give the current attempt up: its worker, which may still live, is told to stop."""
@@ -326,7 +345,7 @@ class LogicalRequest:
             return
         if not self._context.live.related(attempt.rid):  # a related one is not migratable, and kept its name
             order = self._context.format.abort(attempt.rid)
-            self._context.chores.start_soon(tell, self._context, attempt.worker, order)
+            self._context.chores.start(partial(tell, self._context, attempt.worker, order))
 
     # -- after a failure -------------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import trio
 
 from dyn_relay.formats.base import Answer, NativeRequest, Rejected
@@ -15,6 +17,8 @@ from dyn_relay.relay.orders import tell
 from dyn_relay.relay.record import Outcome, RequestRecord, publish
 from dyn_relay.relay.request import LogicalRequest
 
+#: RFC 9110, 9.2.1.
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 METHOD_NOT_ALLOWED = Answer(405, b'{"detail":"Method Not Allowed"}')
 
 
@@ -23,6 +27,11 @@ class Relay:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """The format's own paths: those whose requests outlive their workers."""
+        return frozenset(self._context.format.paths)
 
     async def serve(self, connection: ServerConnection, request: Request) -> None:
         """One request to its end. Raises `ConnectionBroken` if the client has left and nothing else is to be told."""
@@ -70,7 +79,8 @@ class Relay:
         content_type = get(request.headers, b"content-type") or b""
         exchange = OpaqueExchange(request.method, target, content_type, request.body)
         headers = to_worker(request.headers, context.config)
-        await LogicalRequest(context, connection, exchange, headers, request.path, native=False).serve()
+        safe = request.method in _SAFE
+        await LogicalRequest(context, connection, exchange, headers, request.path, native=False, safe=safe).serve()
 
     async def _run(self, request: LogicalRequest) -> None:
         live, metrics = self._context.live, self._context.metrics
@@ -95,7 +105,7 @@ class Relay:
         if everything or not requests:
             order = context.format.abort_all() if everything else context.format.abort(rid)
             for worker in context.fleet.workers:
-                context.chores.start_soon(tell, context, worker, order)
+                context.chores.start(partial(tell, context, worker, order))
 
 
 async def _answer(connection: ServerConnection, answer: Answer, extra: Headers | None = None) -> None:

@@ -1,9 +1,10 @@
 """How long one attempt may be silent.
 
 Until it begins to answer a healthy worker may take as long as it likes (its queue may be long), unless
---first-token-timeout-secs says otherwise. After that, a worker whose health endpoint answers gets one more stall
-timeout: stock SGLang's can answer 200 long after its scheduler died. A refused (not migratable) request is only ever
-given up when its worker does not answer either: nobody could do better.
+--first-token-timeout-secs says otherwise; one whose health is bad gets one more stall timeout, for stock SGLang says
+503 while it is busy with a long prefill, too. After that, bad health ends the attempt, and good health is worth one
+more stall timeout: stock SGLang can say 200 long after its scheduler died. A refused (not migratable) request is only
+ever given up when its worker does not answer the question at all: nobody could do better.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 
 from dyn_relay.config import Config
+from dyn_relay.fleet.health import Probe
 from dyn_relay.formats.base import Exchange
 from dyn_relay.relay.failure import Kind
 from dyn_relay.relay.reader import AnswerReader
@@ -47,15 +49,19 @@ class Silence:
         """Begin again to count: it is not the worker that is slow."""
         self._checked_at = now
 
-    def judge(self, reader: AnswerReader, asked_at: float, alive: bool, now: float) -> Kind | None:
+    def judge(self, reader: AnswerReader, asked_at: float, probe: Probe, now: float) -> Kind | None:
         """The worker was asked for its health; is the silence a stall? A token that came meanwhile is an answer."""
         self.renew(now)
         heard = self._heard(reader)
         if heard > asked_at:
             return None
-        if not alive:
+        if not probe.answered:
             return Kind.STALL
-        if not reader.begun or not self._exchange.verdict.migratable:
+        if not self._exchange.verdict.migratable:
+            return None
+        if reader.begun and not probe.ok:
+            return Kind.STALL
+        if probe.ok and not reader.begun:
             return None
         if self._granted_for == heard:
             return Kind.STALL

@@ -208,7 +208,7 @@ def test_the_length_at_the_context_limit() -> None:
     after(exchange, 3, LIMITED)
     exchange.head(200, SSE_HEAD)
     finish = {"type": "length", "length": 2048 - 2 - 2003}
-    for event in Engine().events({"rid": "x", "input_ids": [7] * 2003, "sampling_params": {"max_new_tokens": 43}}):
+    for event in Engine().events({"rid": "second", "input_ids": [7] * 2003, "sampling_params": {"max_new_tokens": 43}}):
         exchange.feed([(event[0], event[1].replace(dumps({"type": "length", "length": 43}), dumps(finish)))], 4.0)
     meta = json.loads(exchange.answer(5.0).body)["meta_info"]
     assert meta["finish_reason"] == {"type": "length", "length": 46}
@@ -262,3 +262,12 @@ def test_saturation(most: int, least: int, delivered: int) -> None:
 )
 def test_release(version: str | None, numbers: tuple[int, ...]) -> None:
     assert release(version) == numbers
+
+
+def test_samples_of_one_prompt_are_one_suspect() -> None:
+    """Their seeds and names differ, and no seed has ever killed an engine."""
+    asked = {"input_ids": [5, 6], "sampling_params": {"temperature": 1, "sampling_seed": 1}, "rid": "a"}
+    other = {"input_ids": [5, 6], "sampling_params": {"temperature": 1, "sampling_seed": 2}, "rid": "b"}
+    assert opened(asked).fingerprint() == opened(other).fingerprint()
+    for change in ({"input_ids": [5, 7]}, {"top_logprobs_num": 9}, {"sampling_params": {"temperature": 1, "top_k": 3}}):
+        assert opened({**other, **change}).fingerprint() != opened(asked).fingerprint()

@@ -130,18 +130,15 @@ def test_asked_abort_resumed() -> None:
     assert json.loads(exchange.dispatch(UNKNOWN, "again", 3.0).body)["sampling_params"]["max_new_tokens"] == 4
 
 
-ECHO = sse(
-    {
-        "text": "",
-        "output_ids": [99],
-        "meta_info": {
-            "id": "again",
-            "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
-            "completion_tokens": 2,
-            "output_token_logprobs": [[-1, 5, None], [-2, 6, None]],
-        },
+def echo_of(rid: str) -> Event:
+    """An abort of a request that was not running: its last id and its whole lists, whatever the dialect."""
+    meta = {
+        "id": rid,
+        "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
+        "completion_tokens": 2,
+        "output_token_logprobs": [[-1, 5, None], [-2, 6, None]],
     }
-)
+    return sse({"text": "", "output_ids": [99], "meta_info": meta})
 
 
 @pytest.mark.parametrize("dialect", ["cumulative", "incremental"])
@@ -149,8 +146,8 @@ def test_abort_echo_is_no_delta(dialect: str) -> None:
     """An abort of a request that was not running repeats its last id and whole lists, in every dialect."""
     asked = {**ASKED, "return_logprob": True}
     exchange = started(asked, tokens=2, dialect=dialect)
-    before = exchange.feed([ECHO, DONE], 2.0)
-    assert before == ECHO[0] + DONE[0]
+    before = exchange.feed([echo_of("mine"), DONE], 2.0)
+    assert before == echo_of("mine")[0] + DONE[0]
     assert (exchange.end, exchange.delivered) == (End.ABORTED, 2)
     # The same after a cut, where nothing of it is new.
     exchange = started(asked, tokens=2, dialect=dialect)
@@ -158,7 +155,7 @@ def test_abort_echo_is_no_delta(dialect: str) -> None:
     exchange.head(200, SSE_HEAD)
     events = Engine(dialect).events(sent)[:2]
     seen = [json.loads(exchange.feed([event], 4.0)[6:]) for event in events]
-    echo = json.loads(exchange.feed([ECHO], 5.0)[6:])
+    echo = json.loads(exchange.feed([echo_of("again")], 5.0)[6:])
     assert echo["meta_info"]["id"] == "mine"
     assert echo["output_ids"] == (seen[-1]["output_ids"] if dialect == "cumulative" else [])
     rows = echo["meta_info"]["output_token_logprobs"]
@@ -170,7 +167,7 @@ def test_abort_echo_is_no_delta(dialect: str) -> None:
 @pytest.mark.parametrize("dialect", ["cumulative", "incremental"])
 def test_abort_echo_unary(dialect: str) -> None:
     exchange = started(unary(return_logprob=True), tokens=2, dialect=dialect)
-    exchange.feed([ECHO, DONE], 2.0)
+    exchange.feed([echo_of("mine"), DONE], 2.0)
     body = json.loads(exchange.answer(3.0).body)
     assert body["meta_info"]["finish_reason"]["type"] == "abort"
     assert len(body["meta_info"]["output_token_logprobs"]) == 2
@@ -376,10 +373,24 @@ def test_choices_of_a_batch_pass_with_their_errors() -> None:
     assert exchange.end is End.FINISHED
 
 
-def test_unary_that_is_not_migratable_is_opaque() -> None:
+@pytest.mark.parametrize("body", [b"", b'{"output_ids":[1,2', b": comment\n\n"])
+def test_a_refused_answer_that_is_none_is_not_handed_on(body: bytes) -> None:
+    """A2: half an answer, whose end nobody told, and no answer at all."""
     exchange = opened({"text": "x"})
     exchange.dispatch(UNKNOWN, "x", 0.0)
-    assert exchange.head(200, JSON_HEAD) is Reading.OPAQUE
+    assert exchange.head(200, JSON_HEAD) is Reading.WHOLE
+    exchange.body(body, 1.0)
+    assert exchange.end is End.GARBAGE
+
+
+def test_a_refused_answer_is_the_workers_own() -> None:
+    exchange = opened({"text": "x"})
+    exchange.dispatch(UNKNOWN, "x", 0.0)
+    exchange.head(200, JSON_HEAD)
+    whole = b'[ {"meta_info": {"completion_tokens": 1e999}} ]'
+    exchange.body(whole, 1.0)
+    assert exchange.end is End.FINISHED
+    assert exchange.answer(2.0).body == whole
 
 
 def test_answers_with_text() -> None:

@@ -64,10 +64,12 @@ def test_a_503_that_is_not_seen_to_be_early(message, end):
 
 
 def test_events_for_one_who_asked_for_none():
-    """A body that is not read may ask for a stream; what is not read is not looked into either."""
+    """Nobody asked for a stream: what comes as one is no answer."""
     exchange = opened(PENALTY)
     exchange.dispatch(UNKNOWN, "x", 0.0)
-    assert exchange.head(200, SSE_HEAD) is Reading.OPAQUE
+    assert exchange.head(200, SSE_HEAD) is Reading.WHOLE
+    exchange.body(b"data: {}\n\n", 1.0)
+    assert exchange.end is End.GARBAGE
 
 
 @pytest.mark.parametrize("text", ["\0NaN", '"\0Infinity', "\0-Infinity"])

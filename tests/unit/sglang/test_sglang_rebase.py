@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sglang_kit import DONE, SSE_HEAD, opened, sse
 
-from dyn_relay.formats.base import UNKNOWN, End
+from dyn_relay.formats.base import UNKNOWN, CannotComplete, End
 from dyn_relay.formats.sglang.dialect import deltas
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.spans import Span, merge, of_marks
@@ -22,7 +22,7 @@ ASKED: dict[str, Any] = {"rid": "mine", "input_ids": [1, 2], "sampling_params": 
 
 
 def event(ids: list[int], total: int, top: dict[str, Any] | None = None, **meta: Any) -> tuple[bytes, bytes]:
-    fixed = {"id": "x", "finish_reason": None, "completion_tokens": total}
+    fixed = {"id": "again", "finish_reason": None, "completion_tokens": total}
     return sse({"output_ids": ids, "meta_info": {**fixed, **meta}, **(top or {})})
 
 
@@ -31,7 +31,7 @@ def cut_after_two(**meta: Any) -> SglangExchange:
     exchange = opened(ASKED)
     exchange.dispatch(UNKNOWN, "mine", 10.0)
     exchange.head(200, SSE_HEAD)
-    exchange.feed([event([7], 1, **meta), event([7, 8], 2, **meta)], 11.0)
+    exchange.feed([event([7], 1, id="mine", **meta), event([7, 8], 2, id="mine", **meta)], 11.0)
     exchange.dispatch(UNKNOWN, "again", 12.0)
     exchange.head(200, SSE_HEAD)
     return exchange
@@ -137,7 +137,8 @@ def test_rows_that_the_first_attempt_did_not_have(name: str) -> None:
     exchange = opened(ASKED)
     exchange.dispatch(UNKNOWN, "mine", 10.0)
     exchange.head(200, SSE_HEAD)
-    exchange.feed([event([7], 1, **{name: ["a"]}), event([7, 8], 2, **{name: ["a", "b"]})], 11.0)
+    first = [event([7], 1, id="mine", **{name: ["a"]}), event([7, 8], 2, id="mine", **{name: ["a", "b"]})]
+    exchange.feed(first, 11.0)
     exchange.dispatch(UNKNOWN, "again", 12.0)
     exchange.head(200, SSE_HEAD)
     assert finish(exchange, **{name: ["c", "d"]})[name] == ["a", "b", "c", "d"]
@@ -165,7 +166,8 @@ def test_weight_changes_inside_an_attempt() -> None:
     exchange = opened(ASKED)
     exchange.dispatch(UNKNOWN, "mine", 0.0)
     exchange.head(200, SSE_HEAD)
-    exchange.feed([event([7], 1, weight_version="1"), event([7, 8], 2, weight_version="2")], 1.0)
+    first = [event([7], 1, id="mine", weight_version="1"), event([7, 8], 2, id="mine", weight_version="2")]
+    exchange.feed(first, 1.0)
     assert exchange.crossed_versions()
     exchange.dispatch(UNKNOWN, "again", 2.0)
     exchange.head(200, SSE_HEAD)
@@ -215,7 +217,7 @@ def test_order_and_unknown_fields_survive() -> None:
     """F5: nothing is added, dropped or moved but what the table says."""
     exchange = cut_after_two(prompt_tokens=2)
     data = (
-        b'{"new top":[1.0, 2],"output_ids":[9],"meta_info":{"z":1.50,"id":"x","prompt_tokens":4,'
+        b'{"new top":[1.0, 2],"output_ids":[9],"meta_info":{"z":1.50,"id":"again","prompt_tokens":4,'
         b'"big":18446744073709551615,'
         b'"finish_reason":null,"completion_tokens":1,"text in it":"data: [DONE]\\n\\n \\u00e9"},"index":null}'
     )
@@ -231,16 +233,16 @@ def test_order_and_unknown_fields_survive() -> None:
 def test_numbers_that_are_none(literal: str, stream: bool) -> None:
     """F1: such literals are read, joined and sent on as the worker spelled them, before and after a cut."""
 
-    def odd(ids: list[int], total: int, done: bool = False) -> tuple[bytes, bytes]:
+    def odd(ids: list[int], total: int, done: bool = False, id: str = "again") -> tuple[bytes, bytes]:
         rows = [[literal, "a NaN", one] for one in ids]
         reason = {"type": "length", "length": total} if done else None
-        _, data = event(ids, total, output_token_logprobs=rows, finish_reason=reason)
+        _, data = event(ids, total, id=id, output_token_logprobs=rows, finish_reason=reason)
         return sse(data.replace(b'"%s"' % literal.encode(), literal.encode()))
 
     exchange = opened({**ASKED, "stream": stream})
     exchange.dispatch(UNKNOWN, "mine", 0.0)
     exchange.head(200, SSE_HEAD)
-    first = [odd([7], 1), odd([7, 8], 2)]
+    first = [odd([7], 1, id="mine"), odd([7, 8], 2, id="mine")]
     assert exchange.feed(first, 1.0) == (first[0][0] + first[1][0] if stream else b"")
     exchange.dispatch(UNKNOWN, "again", 2.0)
     exchange.head(200, SSE_HEAD)
@@ -291,3 +293,16 @@ def test_deltas(length: int, before: int, total: int, answer: bool | None) -> No
 def test_deltas_that_cannot_be(length: int, before: int, total: int) -> None:
     with pytest.raises(ValueError, match="completion_tokens"):
         deltas(length, before, total)
+
+
+def test_a_counter_that_is_no_number_ends_the_answer_loudly() -> None:
+    exchange = opened({**ASKED, "stream": False})
+    exchange.dispatch(UNKNOWN, "mine", 10.0)
+    exchange.head(200, SSE_HEAD)
+    exchange.feed([event([7], 1, id="mine", spec_verify_ct=3), event([7, 8], 2, id="mine", spec_verify_ct=3)], 11.0)
+    exchange.dispatch(UNKNOWN, "again", 12.0)
+    exchange.head(200, SSE_HEAD)
+    _, data = event([9, 9], 2, finish_reason={"type": "length", "length": 2}, spec_verify_ct=4)
+    exchange.feed([sse(data.replace(b'"spec_verify_ct":4', b'"spec_verify_ct":1e999')), DONE], 13.0)
+    with pytest.raises(CannotComplete, match="meta_info"):
+        exchange.answer(14.0)

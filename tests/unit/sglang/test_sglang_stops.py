@@ -19,7 +19,9 @@ STOPPED = {"type": "stop", "matched": EOS}
 
 def event(ids: list[int], finish: dict[str, Any] | None = None) -> Event:
     """A cumulative event."""
-    return sse({"output_ids": ids, "meta_info": {"id": "x", "finish_reason": finish, "completion_tokens": len(ids)}})
+    return sse(
+        {"output_ids": ids, "meta_info": {"id": "given", "finish_reason": finish, "completion_tokens": len(ids)}}
+    )
 
 
 def begun(format: SglangFormat, ids: list[int], traits: Traits = ONE, **params: Any) -> SglangExchange:
@@ -159,7 +161,7 @@ def test_not_late() -> None:
     format = SglangFormat()
     aborted = begun(format, [5, 6])
     reason = {"type": "abort", "message": "Aborted", "status_code": None}
-    meta = {"id": "x", "finish_reason": reason, "completion_tokens": 2, "prompt_tokens": 1}
+    meta = {"id": "given", "finish_reason": reason, "completion_tokens": 2, "prompt_tokens": 1}
     aborted.feed([sse({"output_ids": [5, 6], "meta_info": meta}), DONE], 1.0)
     assert aborted.end is End.ABORTED
     assert finish_of(begun(format, [5, 6])) is None

@@ -29,6 +29,8 @@ class Finish(msgspec.Struct, gc=False):
 class Meta(msgspec.Struct, gc=False):
     """What every event is asked for of its `meta_info`."""
 
+    #: The rid that the engine knows the request by.
+    id: Any = UNSET
     finish_reason: Finish | None = None
     completion_tokens: int | UnsetType = UNSET
     prompt_tokens: int | UnsetType = UNSET

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import msgspec
+from msgspec import Raw
+
 from dyn_relay.formats.base import (
     Answer,
     CannotComplete,
@@ -19,7 +22,7 @@ from dyn_relay.formats.sglang.admission import judge
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, Fault, error_object
 from dyn_relay.formats.sglang.ledger import Attempt
-from dyn_relay.formats.sglang.reader import Reader
+from dyn_relay.formats.sglang.reader import UNREADABLE, Reader
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import Fields, plain, read_fields, write
@@ -115,7 +118,8 @@ class SglangExchange(Reader):
         self._content_type = header(headers, b"content-type") or b"application/json"
         if 200 <= status < 300:
             if not self.verdict.migratable and not self.streaming:
-                return Reading.OPAQUE
+                # Whole, so that half an answer, or none, is not handed on as one.
+                return Reading.WHOLE if status == 200 else Reading.OPAQUE
             if self._content_type.lower().startswith(b"text/event-stream"):
                 return Reading.EVENTS
             if not self.verdict.migratable:
@@ -132,6 +136,11 @@ class SglangExchange(Reader):
                 self.end = End.BUSY  # a stream has its status before its first token, whatever the words
             return
         if self._status == 200 and not self.streaming:
+            try:
+                msgspec.json.decode(data, type=Raw)
+            except (msgspec.DecodeError, RecursionError) as exc:
+                self._stop(End.GARBAGE, f"the answer is not JSON: {exc}")
+                return
             self.feed(((b"", data), (b"", DONE)), now)
             if self.end is End.FINISHED and self._attempt.rid == self.rid and not self._attempt.base:
                 self._whole = Answer(200, data, self._content_type)
@@ -196,16 +205,22 @@ class SglangExchange(Reader):
         return b"data: " + write(self._local[0]) + b"\n\n" + DONE_EVENT if self.streaming else b""
 
     def answer(self, now: float) -> Answer:
-        """The whole answer, after `end` or `complete`; also for streams whose worker answered with a status."""
+        """The whole answer, after `end` or `complete`; also for streams whose worker answered with a status.
+
+        Raises `CannotComplete` if it holds what cannot be read.
+        """
         if self._whole is not None:
             return self._whole
         if self._fault is not None:
             return errors.unary(self._fault)
         attempt = self._attempt
-        body, meta = self._local or self._view(now, attempt.tokens).event(attempt.echo or attempt.newest)
         text = "".join(attempt.text) if attempt.deltas and attempt.text and not attempt.echo else None
         sent = self._sent[0] + now - self._sent[1] if self._sent is not None else None
-        return Answer(200, fold.unary(self._ledger, body, meta, text, sent))
+        try:
+            body, meta = self._local or self._view(now, attempt.tokens).event(attempt.echo or attempt.newest)
+            return Answer(200, fold.unary(self._ledger, body, meta, text, sent))
+        except UNREADABLE as exc:
+            raise CannotComplete("meta_info") from exc
 
     def failure(self, status: int, reason: str, message: str, started: bool) -> Answer:
         """The relay's own error. Says `delivered` and `started`."""

@@ -54,7 +54,7 @@ from dyn_relay.formats.sglang.wire import (
 _ids = msgspec.json.Decoder(list[int])
 
 #: What an event that is none can raise, however deep one looks into it.
-_UNREADABLE = (ValueError, KeyError, OverflowError, RecursionError, msgspec.DecodeError)
+UNREADABLE = (ValueError, KeyError, OverflowError, RecursionError, msgspec.DecodeError)
 
 
 class Reader:
@@ -121,7 +121,7 @@ class Reader:
                 else:
                     # JSON has line ends between its words only; in an event that is written again they would end it.
                     out.append(self._take(whole, data.replace(b"\n", b" "), now))
-        except _UNREADABLE as exc:
+        except UNREADABLE as exc:
             # NotJson and Foreign are ValueErrors; so is a count that does not add up.
             self._stop(End.GARBAGE, str(exc))
         return b"".join(out)
@@ -213,6 +213,8 @@ class Reader:
         Raises `ValueError` if it cannot be the next event of this attempt.
         """
         attempt = self._attempt
+        if self._finished:
+            return None  # what comes after the finish cannot unmake the answer
         event: Delta | Whole
         try:
             event = delta_decoder.decode(data) if attempt.deltas else whole_decoder.decode(data)
@@ -225,6 +227,9 @@ class Reader:
             if last is Kind.ERROR:
                 return None
         assert meta is not None
+        if meta.id != attempt.rid and meta.id is not UNSET:
+            # Somebody else's tokens: an engine always tells the rid that it was given.
+            raise ValueError(f"the answer to {meta.id!r}, not to {attempt.rid!r}")
         total, before = meta.completion_tokens, attempt.tokens
         if last is Kind.ABORT_ECHO:
             attempt.echo, self._finished, self._aborted = data, True, True
@@ -267,7 +272,7 @@ class Reader:
 
     def _fail(self, found: Fault, data: bytes, whole: bytes) -> None:
         if self._finished:
-            return  # what comes after the finish cannot unmake the answer
+            return  # as in `_account`; for `_blind`
         self._fault = found
         self._stop(found.end(self.attempt_tokens), found.message)
         self._held = self._renamed(whole, data)
@@ -369,7 +374,7 @@ class Reader:
         if self.verdict.migratable and self._attempt.tokens:
             try:
                 self._absorb()
-            except _UNREADABLE as exc:
+            except UNREADABLE as exc:
                 raise CannotComplete(IDS) from exc
 
     def _absorb(self) -> None:

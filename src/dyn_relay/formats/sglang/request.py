@@ -20,8 +20,10 @@ _batch_ids = msgspec.json.Decoder(list[list[int]])
 #: Values longer than this are not looked into when a single number or word is meant.
 _SHORT = 4096
 
-#: What does not change what an engine generates: left out of the fingerprint.
+#: What cannot be why an engine dies: left out of the fingerprint.
 _NAMES = frozenset({"rid", "stream", "kv_hints", "routed_dp_rank", "data_parallel_rank", "priority", "log_metrics"})
+#: The same among the sampling parameters: the samples of one prompt differ in their seeds.
+_SEEDS = frozenset({"sampling_seed"})
 
 
 class Absent(enum.Enum):
@@ -185,8 +187,12 @@ class Request:
         digest = hashlib.sha256()
         if not self.fields:
             digest.update(self.body)
-        for name in sorted(self.fields.keys() - _NAMES):
-            digest.update(b"%d:%b=%b;" % (len(name), name.encode(), bytes(self.fields[name])))
+        fields = dict(self.fields)
+        if self.sampling.keys() & _SEEDS:
+            kept = {name: value for name, value in self.sampling.items() if name not in _SEEDS}
+            fields["sampling_params"] = raw(kept)
+        for name in sorted(fields.keys() - _NAMES):
+            digest.update(b"%d:%b=%b;" % (len(name), name.encode(), bytes(fields[name])))
         return digest.digest()
 
 

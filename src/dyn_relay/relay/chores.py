@@ -1,0 +1,27 @@
+"""What outlives a request by design: telling workers to drop attempts that were left."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import structlog
+import trio
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger("relay")
+
+
+class Chores:
+    """Background work of a nursery's. A defect met in one is logged: it must not take all live requests down."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+
+    def start(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Begin one; nobody waits for it."""
+        self._nursery.start_soon(self._survive, work)
+
+    async def _survive(self, work: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await work()
+        except Exception as exc:
+            log.error("a chore failed because of a defect of the proxy", exc_info=exc)
