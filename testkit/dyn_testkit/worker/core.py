@@ -55,6 +55,7 @@ class MockWorker:
         options: WorkerOptions | None = None,
         faults: FaultPlan | None = None,
     ) -> None:
+        self.network = network
         self.host = host
         self.port = port
         self.options = options or WorkerOptions()
@@ -69,7 +70,6 @@ class MockWorker:
         self.dialled = 0
         self.disconnects = 0
         self.deaths = 0
-        self._network = network
         self._connections: set[Connection] = set()
         self._rids = 0
         self._ranks = 0
@@ -133,7 +133,7 @@ class MockWorker:
         """Listen and serve, also again after each `kill` and `restart`, until cancelled."""
         started = False
         while True:
-            listener = self._listener = await self._network.listen(self.host, self.port)
+            listener = self._listener = await self.network.listen(self.host, self.port)
             self.port = listener.port
             self._up.set()
             if not started:
