@@ -240,5 +240,6 @@ async def _recognize(subject: Subject, start_timeout: float) -> str:
             "Is it the right URL?"
         )
     if response.status in (401, 403):
-        return f"the worker at {subject.url} wants another key than api_key={subject.api_key!r}: {exchange.came()}"
+        wish = "wants a key: give api_key=" if subject.api_key is None else "does not take the api_key= that was given"
+        return f"the worker at {subject.url} {wish}. It says {exchange.came()}"
     return ""

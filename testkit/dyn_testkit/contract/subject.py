@@ -16,6 +16,7 @@ from dyn_testkit.contract.facts import Facts
 from dyn_testkit.contract.table import Broken, Inapplicable, Silent, equal, expect, short
 from dyn_testkit.oracle import fold
 
+#: A generation that is over in this part of the time wanted is over too soon.
 _HURRIED = 4
 
 
@@ -24,7 +25,13 @@ class Exchange:
     """What was sent, and what came."""
 
     sent: str
-    response: Response = field(default_factory=Response)
+    #: None: it was not taken.
+    ongoing: Ongoing | None = None
+
+    @property
+    def response(self) -> Response:
+        """The answer, as far as it has been read."""
+        return Response() if self.ongoing is None else self.ongoing.response
 
     def came(self) -> str:
         """The answer in a line or two."""
@@ -113,36 +120,31 @@ class Subject:
         *,
         method: str | None = None,
         headers: Mapping[str, str | None] | None = None,
-    ) -> Ongoing:
+    ) -> Exchange:
         """Send a request; a header with the value None is left out. Raises `Silent`."""
         fields: dict[str, str | None] = {"host": self.url.removeprefix("http://")}
         if self.api_key is not None:
             fields["authorization"] = f"Bearer {self.api_key}"
         given = {name: value for name, value in (fields | dict(headers or {})).items() if value is not None}
         verb = method or ("GET" if body is None else "POST")
-        self.last = Exchange(f"{verb} {path} {short(_spelled(body), 600)}".strip())
+        exchange = self.last = Exchange(f"{verb} {path} {short(_spelled(body), 600)}".strip())
         with trio.move_on_after(self.patience):
-            ongoing = await begin(connection, path, body, method=method, headers=given)
-            self.last.response = ongoing.response
-            return ongoing
+            exchange.ongoing = await begin(connection, path, body, method=method, headers=given)
+            return exchange
         raise Silent(f"the request was not taken within {self.patience:g} s")
 
-    async def read(self, ongoing: Ongoing) -> Exchange:
-        """The rest of an answer. Raises `Silent` unless it comes whole."""
-        exchange = self.last = self._exchange(ongoing)
+    async def read(self, exchange: Exchange) -> Exchange:
+        """Read the rest of an answer. Raises `Silent` unless it comes whole."""
+        self.last = exchange
+        assert exchange.ongoing is not None
         with trio.move_on_after(self.patience) as scope:
-            await ongoing.rest()
+            await exchange.ongoing.rest()
         response = exchange.response
         if scope.cancelled_caught:
             raise Silent(f"no whole answer within {self.patience:g} s")
         if not response.complete:
             raise Silent(f"the answer is not whole HTTP: {response.broken or 'the connection ended'}")
         return exchange
-
-    def _exchange(self, ongoing: Ongoing) -> Exchange:
-        if self.last is not None and self.last.response is ongoing.response:
-            return self.last
-        return Exchange("(an earlier request whose answer is read now)", ongoing.response)
 
     async def unary(self, body: Mapping[str, Any], **how: Any) -> Any:
         """The JSON value of a unary generation that must succeed."""
@@ -202,9 +204,12 @@ class Subject:
         count = self.live_tokens(share)
         connection = await self.dial()
         try:
-            ongoing = await self.send(connection, "/generate", self.body(count, rid=rid, stream=stream))
-            assert self.last is not None
-            live = Live(self, connection, ongoing, self.last, count)
+            live = Live(
+                self,
+                connection,
+                await self.send(connection, "/generate", self.body(count, rid=rid, stream=stream)),
+                count,
+            )
             if stream:
                 await live.first()
             yield live
@@ -236,13 +241,19 @@ class Live:
 
     subject: Subject
     connection: Connection
-    ongoing: Ongoing
     exchange: Exchange
+    #: How many tokens it has if nobody ends it.
     count: int
+
+    @property
+    def ongoing(self) -> Ongoing:
+        """Its answer, on its way."""
+        assert self.exchange.ongoing is not None
+        return self.exchange.ongoing
 
     async def first(self) -> dict[str, Any]:
         """The first event of a stream, which must be one of a generation that runs."""
-        response = self.ongoing.response
+        response = self.exchange.response
         with trio.move_on_after(self.subject.patience) as scope:
             while b"\n\n" not in b"".join(response.parts) and await self.ongoing.more():
                 pass
@@ -257,9 +268,7 @@ class Live:
 
     async def rest(self) -> list[dict[str, Any]]:
         """All events, once the stream has ended."""
-        self.subject.last = self.exchange
-        await self.subject.read(self.ongoing)
-        return self.subject.values_of(self.exchange)
+        return self.subject.values_of(await self.subject.read(self.exchange))
 
     async def ended(self, seconds: float) -> bool:
         """Wait for the whole answer, that long at most."""

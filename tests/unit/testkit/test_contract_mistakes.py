@@ -176,9 +176,14 @@ async def test_something_else_listens(autojump_clock: trio.testing.MockClock, sa
         await check_worker(lambda: saying(says))
 
 
-async def test_a_key_is_wanted(autojump_clock: trio.testing.MockClock) -> None:
-    with pytest.raises(NoWorker, match=r'wants another key than api_key=None: 401 .*\{"error":"Unauthorized"\}'):
-        await check_worker(serving(setup(api_key="secret")))
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [(None, r"wants a key: give api_key=\. It says 401"), ("wrong", r"does not take the api_key= that was given")],
+)
+async def test_a_key_is_wanted(autojump_clock: trio.testing.MockClock, key: str | None, words: str) -> None:
+    with pytest.raises(NoWorker, match=words) as caught:
+        await check_worker(serving(setup(api_key="secret")), api_key=key)
+    assert "wrong" not in str(caught.value)
 
 
 async def test_a_broken_check_says_all(autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> None:

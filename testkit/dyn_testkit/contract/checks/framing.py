@@ -66,7 +66,7 @@ async def compact_json(worker: Subject) -> None:
 async def stream_is_not_held_back(worker: Subject) -> None:
     """The first event of a long stream comes while the generation runs: it has no finish and few tokens."""
     async with worker.live(worker.rid(), 0.5) as live:
-        (first, *_) = live.ongoing.response.values() or [None]
+        first = live.exchange.response.values()[0]
         events = await live.rest()
     equal("finish_reason of the first event", first["meta_info"]["finish_reason"], None)
     expect(first["meta_info"]["completion_tokens"] < live.count, "the first event has all tokens")

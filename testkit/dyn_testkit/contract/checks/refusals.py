@@ -57,8 +57,10 @@ def _over_input_limit(worker: Subject) -> dict[str, Any]:
 
 
 def _budget_over_context(worker: Subject) -> dict[str, Any]:
-    _too_long(worker, 0)
-    return {"sampling_params": {"max_new_tokens": (worker.facts.context_length or 0) - len(worker.prompt) + 1}}
+    length = worker.facts.context_length
+    if length is None or worker.facts.says("allow_auto_truncate"):
+        raise Inapplicable(f"context length {length}, or truncation")
+    return {"sampling_params": {"max_new_tokens": length - len(worker.prompt) + 1}}
 
 
 def _token_mode(worker: Subject) -> dict[str, Any]:
