@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import h11
 
 from dyn_relay.net import Connection, ConnectionBroken, Network
-
-#: Called with each part of a body as it is read.
-Heard = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -60,7 +56,6 @@ async def fetch(
     *,
     method: str | None = None,
     headers: dict[str, str] | None = None,
-    heard: Heard | None = None,
 ) -> Response:
     """One request on a connection of its own; `body` is sent as JSON unless it is bytes. Never raises for a cut.
 
@@ -69,8 +64,7 @@ async def fetch(
     host, _, port = url.removeprefix("http://").partition(":")
     connection = await network.connect(host, int(port))
     try:
-        fields = {"connection": "close"} | (headers or {})
-        return await ask(connection, path, body, method=method, headers=fields, heard=heard)
+        return await ask(connection, path, body, method=method, headers={"connection": "close"} | (headers or {}))
     finally:
         connection.close()
 
@@ -82,9 +76,20 @@ async def ask(
     *,
     method: str | None = None,
     headers: dict[str, str] | None = None,
-    heard: Heard | None = None,
 ) -> Response:
     """One request on an open connection, which may be used again if the answer is complete and says so."""
+    return await (await begin(connection, path, body, method=method, headers=headers)).rest()
+
+
+async def begin(
+    connection: Connection,
+    path: str,
+    body: Any = None,
+    *,
+    method: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> Ongoing:
+    """Send one request on an open connection; its answer is for the caller to read, part by part."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     verb = method or ("GET" if body is None else "POST")
     fields = {"host": "worker", "content-type": "application/json", "content-length": str(len(data))}
@@ -92,40 +97,63 @@ async def ask(
     request = h11.Request(method=verb, target=path, headers=list((fields | (headers or {})).items()))
     out = (parser.send(request) or b"") + (parser.send(h11.Data(data=data)) or b"")
     out += parser.send(h11.EndOfMessage()) or b""
-    response = Response()
-    reads: list[bytes] = []
+    ongoing = Ongoing(connection, parser, Response())
     try:
         await connection.send(out)
-        await _read(connection, parser, response, reads, heard)
     except ConnectionBroken:
-        response.broken = "reset"
-    except h11.RemoteProtocolError as exc:
-        response.broken = response.broken or str(exc)
-    finally:
-        response.wire, response.body = b"".join(reads), b"".join(response.parts)
-    return response
+        ongoing.response.broken = "reset"
+    return ongoing
 
 
-async def _read(
-    connection: Connection, parser: h11.Connection, response: Response, reads: list[bytes], heard: Heard | None
-) -> None:
-    while True:
-        event = parser.next_event()
-        if event is h11.NEED_DATA:
-            data = await connection.receive()
-            reads.append(data)
-            if not data:
-                response.broken = "eof"
-            parser.receive_data(data)
-        elif isinstance(event, h11.Response):
-            response.status, response.reason = event.status_code, bytes(event.reason)
-            response.headers = list(event.headers)
-        elif isinstance(event, h11.Data):
-            response.parts.append(bytes(event.data))
-            if heard is not None:
-                await heard(response.parts[-1])
-        elif isinstance(event, h11.EndOfMessage):
-            response.complete, response.broken = True, ""
-            return
-        elif isinstance(event, h11.ConnectionClosed):
-            return
+@dataclass(slots=True)
+class Ongoing:
+    """A request that is out, and its answer as far as it has come."""
+
+    connection: Connection
+    parser: h11.Connection
+    #: `wire` and `body` are put together by `rest`, also when that is cancelled.
+    response: Response
+    _reads: list[bytes] = field(default_factory=list)
+
+    async def more(self) -> bool:
+        """Read another part of the body into `response.parts`; False if there is none. Never raises for a cut."""
+        response = self.response
+        if response.broken or response.complete:
+            return False
+        try:
+            return await self._part()
+        except ConnectionBroken:
+            response.broken = "reset"
+        except h11.RemoteProtocolError as exc:
+            response.broken = response.broken or str(exc)
+        return False
+
+    async def rest(self) -> Response:
+        """Read the answer to its end. Never raises for a cut."""
+        try:
+            while await self.more():
+                pass
+        finally:
+            self.response.wire, self.response.body = b"".join(self._reads), b"".join(self.response.parts)
+        return self.response
+
+    async def _part(self) -> bool:
+        while True:
+            event = self.parser.next_event()
+            if event is h11.NEED_DATA:
+                data = await self.connection.receive()
+                self._reads.append(data)
+                if not data:
+                    self.response.broken = "eof"
+                self.parser.receive_data(data)
+            elif isinstance(event, h11.Response):
+                self.response.status, self.response.reason = event.status_code, bytes(event.reason)
+                self.response.headers = list(event.headers)
+            elif isinstance(event, h11.Data):
+                self.response.parts.append(bytes(event.data))
+                return True
+            elif isinstance(event, h11.EndOfMessage):
+                self.response.complete, self.response.broken = True, ""
+                return False
+            elif isinstance(event, h11.ConnectionClosed):
+                return False

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from dyn_relay.net import ConnectFailed, Network
-from dyn_testkit.client import Response, fetch
+from dyn_testkit.client import Response, begin
 from dyn_testkit.history import Record
 from dyn_testkit.watch import EventReader, Watch
 
@@ -25,6 +25,7 @@ class Client:
         self._clients = clients
         self._reader = EventReader(plan.key, clients.watch)
         self._rest = b""
+        self._response = Response()
         self._scope = trio.CancelScope()
 
     @property
@@ -39,15 +40,27 @@ class Client:
     async def run(self, network: Network, url: str) -> Record:
         """Send the request; what came of it."""
         sent = trio.current_time()
-        response, error = Response(), ""
+        error = ""
         with self._scope:
             try:
-                response = await fetch(network, url, "/generate", self.plan.body, heard=self._hear)
-                error = "" if response.complete else response.broken or "the answer broke off"
+                await self._converse(network, url)
+                error = "" if self._response.complete else self._response.broken or "the answer broke off"
             except ConnectFailed as exc:
                 error = str(exc)
         left = self._scope.cancelled_caught
-        return self._record(response, error, sent, left=left)
+        return self._record(self._response, error, sent, left=left)
+
+    async def _converse(self, network: Network, url: str) -> None:
+        host, _, port = url.removeprefix("http://").partition(":")
+        connection = await network.connect(host, int(port))
+        try:
+            ongoing = await begin(connection, "/generate", self.plan.body, headers={"connection": "close"})
+            response = self._response = ongoing.response
+            while await ongoing.more():
+                await self._hear(response.parts[-1])
+            response.body = b"".join(response.parts)
+        finally:
+            connection.close()
 
     def _record(self, response: Response, error: str, sent: float, *, left: bool) -> Record:
         headers = {name.decode().lower(): value.decode() for name, value in response.headers}

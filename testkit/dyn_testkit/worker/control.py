@@ -247,14 +247,22 @@ def authorize(worker: MockWorker, request: Request) -> Reply | None:
     return json_reply({"error": "Unauthorized"}, 401)
 
 
+def _methods(path: str) -> tuple[str, ...] | None:
+    if path == "/generate":
+        return GENERATE_METHODS
+    return ROUTES[path][0] if path in ROUTES else None
+
+
 def method_refused(request: Request) -> Reply | None:
-    """The 404 or 405 that a request gets, or None if there is a route for it."""
-    if request.path == "/generate":
-        methods: tuple[str, ...] = GENERATE_METHODS
-    elif request.path in ROUTES:
-        methods = ROUTES[request.path][0]
-    else:
-        return json_reply({"detail": "Not Found"}, 404)
+    """The 307, 404 or 405 that a request gets, or None if there is a route for it."""
+    methods = _methods(request.path)
+    if methods is None:
+        path, _, query = request.target.partition("?")
+        if _methods(path.rstrip("/")) is None:
+            return json_reply({"detail": "Not Found"}, 404)
+        target = path.rstrip("/").encode() + (b"?" + query.encode() if query else b"")
+        location = b"http://" + (request.header(b"host") or b"") + target
+        return Reply(307, content_type=None, late_headers=((b"location", location),))
     if request.method in methods:
         return None
     refusal = json_reply({"detail": "Method Not Allowed"}, 405)

@@ -55,6 +55,7 @@ class MockWorker:
         options: WorkerOptions | None = None,
         faults: FaultPlan | None = None,
     ) -> None:
+        self.network = network
         self.host = host
         self.port = port
         self.options = options or WorkerOptions()
@@ -68,7 +69,6 @@ class MockWorker:
         self.dialled = 0
         self.disconnects = 0
         self.deaths = 0
-        self._network = network
         #: In the order in which they came: their end must not depend on where they lie in memory.
         self._connections: dict[Connection, None] = {}
         self._rids = 0
@@ -134,7 +134,7 @@ class MockWorker:
         """Listen and serve, also again after each `kill` and `restart`, until cancelled."""
         started = False
         while True:
-            listener = self._listener = await self._network.listen(self.host, self.port)
+            listener = self._listener = await self.network.listen(self.host, self.port)
             self.port = listener.port
             self._up.set()
             if not started:

@@ -83,12 +83,17 @@ class Scheduler:
         self.changed()
 
     def abort(self, rid: str, *, everything: bool = False) -> list[str]:
-        """Abort by rid, as `/abort_request` does; returns what matched."""
+        """Abort by rid, as `/abort_request` does; returns what matched.
+
+        The tokenizer manager passes on only the rid of a live request; the scheduler then matches by prefix.
+        """
+        if not everything and rid not in self.live:
+            return []
         exact = self.options.abort_match == "exact"
         hit = [
             live
             for name, live in self.live.items()
-            if everything or (rid and (name == rid or (not exact and name.startswith(rid))))
+            if everything or name == rid or (not exact and name.startswith(rid))
         ]
         for live in hit:
             live.abort = ABORTED
@@ -185,7 +190,8 @@ class Scheduler:
             count = len(live.ids)
             due = count - live.emitted >= interval if live.emitted else True
             boundary = since_pass == options.tokens_per_tick
-            if finish is None and count != inject.splits_at and not (due and boundary):
+            sent = due and boundary and not _may_become_a_stop(live)
+            if finish is None and count != inject.splits_at and not sent:
                 continue
             if finish is not None and late and live.abort is None:
                 await emit(live, None)
@@ -206,6 +212,15 @@ class Scheduler:
             await trio.lowlevel.checkpoint()
         while self.paused and live.abort is None:
             await self._changed.wait()
+
+
+def _may_become_a_stop(live: Live) -> bool:
+    """Does the text end as a stop string begins? Then nothing is sent until it is clear."""
+    stops = live.job.sampling.stop
+    if not stops:
+        return False
+    tail = engine.detokenize(live.ids[-max(map(len, stops)) - 1 :])
+    return any(tail.endswith(stop[:size]) for stop in stops for size in range(1, len(stop) + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,11 +214,12 @@ def verify_sampling(sampling: Sampling, given: Mapping[str, Any], vocab_size: in
     """SGLang's own checks of sampling values; `given` has the client's spelling. Raises `Invalid`."""
     limit = sampling.max_new_tokens
     minimum = sampling.min_new_tokens
+    top_k = 1 if sampling.greedy else sampling.top_k
     rules = (
         (sampling.temperature >= 0, "temperature must be a non-negative finite number", "temperature"),
         (0 < sampling.top_p <= 1, "top_p must be in (0, 1]", "top_p"),
         (0 <= sampling.min_p <= 1, "min_p must be in [0, 1]", "min_p"),
-        (sampling.top_k == -1 or sampling.top_k >= 1, "top_k must be -1 (disable) or at least 1", "top_k"),
+        (top_k == -1 or top_k >= 1, "top_k must be -1 (disable) or at least 1", "top_k"),
         (-2 <= sampling.frequency_penalty <= 2, "frequency_penalty must be in [-2, 2]", "frequency_penalty"),
         (-2 <= sampling.presence_penalty <= 2, "presence_penalty must be in [-2, 2]", "presence_penalty"),
         (0 < sampling.repetition_penalty <= 2, "repetition_penalty must be in (0, 2]", "repetition_penalty"),

@@ -37,7 +37,7 @@ class WorkerOptions:
     max_queued_requests: int | None = None
     api_key: str | None = None
     admin_api_key: str | None = None
-    #: `/abort_request` matches rids by their beginning (the scheduler's rule) or whole (seen on a live engine).
+    #: `/abort_request` of a live rid takes with it those that begin with it (the scheduler's rule), or not.
     abort_match: Literal["prefix", "exact"] = "prefix"
     radix_cache: bool = True
     routed_experts: bool = False

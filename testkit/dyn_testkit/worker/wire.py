@@ -49,6 +49,8 @@ class Reply:
     body: bytes = b""
     content_type: bytes | None = JSON
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    #: These come after the content-length.
+    late_headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
 def json_reply(value: object, status: int = 200) -> Reply:
@@ -121,7 +123,7 @@ def head(
 
 def reply_bytes(reply: Reply, wall: float, keep: bool, with_body: bool = True) -> bytes:
     """A whole answer; `with_body` is False for HEAD."""
-    fields = (*reply.headers, (b"content-length", b"%d" % len(reply.body)))
+    fields = (*reply.headers, (b"content-length", b"%d" % len(reply.body)), *reply.late_headers)
     return head(reply.status, wall, fields, reply.content_type, keep) + (reply.body if with_body else b"")
 
 

@@ -228,8 +228,10 @@ def test_naming_the_live_cases_installs_nothing(tmp_path: Path) -> None:
     assert not home.exists()
 
 
-def test_the_example_of_the_testkit_page_runs() -> None:
+def test_the_examples_of_the_testkit_page_run() -> None:
     page = (ROOT / "docs" / "testkit.md").read_text()
-    [example] = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    ended = python("-c", example)
-    assert ended.returncode == 0, ended.stderr
+    examples = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(examples) == 2
+    for example in examples:
+        ended = python("-c", example)
+        assert ended.returncode == 0, ended.stderr

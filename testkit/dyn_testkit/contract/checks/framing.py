@@ -1,0 +1,122 @@
+"""HTTP and server-sent events."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import trio
+
+from dyn_relay.net import Connection
+from dyn_testkit.contract.subject import Subject
+from dyn_testkit.contract.table import Broken, check, equal, expect, short
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_BLOCK = re.compile(rb"data: [^\n]+")
+
+
+@check("§4.1, recorded")
+async def unary_head(worker: Subject) -> None:
+    """A unary answer is `application/json` with a content-length."""
+    response = (await worker.ask("/generate", worker.body(2))).response
+    equal("status", response.status, 200)
+    equal("content type", response.header("content-type"), "application/json")
+    equal("content-length", response.header("content-length"), str(len(response.body)))
+
+
+@check("§4.2, http_server.py:949")
+async def stream_head(worker: Subject) -> None:
+    """A stream is 200, `text/event-stream; charset=utf-8`, chunked."""
+    response = (await worker.ask("/generate", worker.body(2, stream=True))).response
+    equal("status", response.status, 200)
+    equal("content type", response.header("content-type"), "text/event-stream; charset=utf-8")
+    equal("transfer-encoding", (response.header("transfer-encoding") or "").lower(), "chunked")
+
+
+@check("§4.2, http_server.py:949")
+async def event_framing(worker: Subject) -> None:
+    """A stream is nothing but `data: <one line>` and an empty line each: no comments, no `event:`, no `id:`."""
+    body = (await worker.ask("/generate", worker.body(6, stream=True))).response.body
+    expect(body.endswith(b"\n\n"), "the stream does not end with an empty line")
+    for block in body[:-2].split(b"\n\n"):
+        expect(_BLOCK.fullmatch(block) is not None, f"not one `data: ` line: {short(block)}")
+
+
+@check("§4.2, http_server.py:949")
+async def done_ends_a_stream(worker: Subject) -> None:
+    """`data: [DONE]` comes once, last, after whole answers and after errors."""
+    refused = worker.body(2, sampling={"temperature": -1})
+    for body in (worker.body(3), refused):
+        exchange = await worker.ask("/generate", body | {"stream": True})
+        events = exchange.response.events()
+        equal("how often [DONE] came", events.count(b"[DONE]"), 1)
+        equal("the last event", events[-1], b"[DONE]")
+
+
+@check("§4.2, srt/utils/json_response.py:9")
+async def compact_json(worker: Subject) -> None:
+    """JSON is compact: no blanks outside strings."""
+    unary = (await worker.ask("/generate", worker.body(3, return_logprob=True))).response.body
+    stream = (await worker.ask("/generate", worker.body(3, stream=True))).response.events()
+    for text in (unary, *stream):
+        expect(not re.search(rb"\s", _STRING.sub(b'""', text)), f"blanks in {short(text)}")
+
+
+@check("§4.2")
+async def stream_is_not_held_back(worker: Subject) -> None:
+    """The first event of a long stream comes while the generation runs: it has no finish and few tokens."""
+    async with worker.live(worker.rid(), 0.5) as live:
+        first = live.exchange.response.values()[0]
+        events = await live.rest()
+    equal("finish_reason of the first event", first["meta_info"]["finish_reason"], None)
+    expect(first["meta_info"]["completion_tokens"] < live.count, "the first event has all tokens")
+    expect(len(events) > 1, "there is one event only")
+
+
+@check("§1, uvicorn")
+async def keep_alive(worker: Subject) -> None:
+    """A connection serves one request after the other: unary, stream, refusal, information."""
+    connection = await worker.dial()
+    try:
+        for _ in range(2):
+            await worker.unary(worker.body(2), over=connection)
+            await worker.events(worker.body(2), over=connection)
+            refused = await worker.ask("/generate", b"{", over=connection)
+            equal("status", refused.response.status, 400)
+            await worker.ask("/model_info", over=connection)
+    finally:
+        connection.close()
+
+
+@check("RFC 9112 §9.6")
+async def connection_close(worker: Subject) -> None:
+    """An answer to `Connection: close` says so too, and after it the worker closes the connection."""
+    for stream in (False, True):
+        connection = await worker.dial()
+        try:
+            body = worker.body(2, stream=stream)
+            exchange = await worker.ask("/generate", body, over=connection, headers={"connection": "close"})
+            equal("connection", (exchange.response.header("connection") or "").lower(), "close")
+            expect(await _closed(connection, worker.patience), f"it is still open after {worker.patience:g} s")
+        finally:
+            connection.close()
+
+
+async def _closed(connection: Connection, seconds: float) -> bool:
+    with trio.move_on_after(seconds):
+        await connection.wait_closed()
+        return True
+    return False
+
+
+@check("RFC 9110 §8.6")
+async def content_is_utf8_json(worker: Subject) -> None:
+    """Bodies are UTF-8 JSON without a byte order mark, and without NaN or Infinity."""
+
+    def refuse(name: str) -> None:
+        raise Broken(f"{name} in the answer")
+
+    for stream in (False, True):
+        response = (await worker.ask("/generate", worker.body(3, return_logprob=True, stream=stream))).response
+        for text in response.events()[:-1] if stream else [response.body]:
+            json.loads(text.decode("utf-8"), parse_constant=refuse)

@@ -1,0 +1,153 @@
+"""The contract test passes what keeps the contract, says what it skips, and runs what it is told to run."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from click.testing import CliRunner, Result
+from contract_kit import report_of, serving, setup
+from mock_worker_kit import DIALECTS, body
+
+from dyn_relay.sockets import open_network
+from dyn_testkit.client import fetch
+from dyn_testkit.contract import CHECKS, __main__, check_worker
+from dyn_testkit.simnet import Fragmentation, Link, SimNetwork
+from dyn_testkit.worker import Dialect, MockWorker, control
+
+TOKENIZER_ONLY = {"stop_string", "no_stop_trim", "texts_add_up"}
+TOKEN_MODE_ONLY = {"refuses_stop_string_in_token_mode"}
+NEEDS_LIFE = {"stream_is_not_held_back", "live_rid_is_refused", "live_rid_is_refused_to_a_stream", "disconnect_aborts"}
+NEEDS_LIFE |= {name for name in CHECKS if name.startswith("abort_")} - {"abort_answers_empty"}
+
+
+@pytest.mark.parametrize("tokenizer", [False, True])
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_the_mock_keeps_it(autojump_clock: trio.testing.MockClock, dialect: Dialect, tokenizer: bool) -> None:
+    how = setup(dialect=dialect, skip_tokenizer_init=not tokenizer, api_key="secret")
+    report = await check_worker(serving(how), api_key="secret")
+    assert set(report.skipped) == (TOKEN_MODE_ONLY if tokenizer else TOKENIZER_ONLY)
+    assert set(report.passed) | set(report.skipped) == set(CHECKS)
+    assert (report.facts.dialect, report.facts.tokenizer, report.facts.context_length) == (dialect, tokenizer, 2000)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"late_finish": True},
+        {"tokens_per_tick": 4, "dialect": "incremental"},
+        {"stream_interval": 3},
+        {"dp_size": 2, "radix_cache": False},
+        {"min_new_tokens_needs_tokenizer": False, "health_delay": 1.0},
+        {"preferred_sampling_params": {"max_new_tokens": 7, "temperature": 0.3}},
+    ],
+)
+async def test_so_do_other_kinds_of_mock(autojump_clock: trio.testing.MockClock, more: dict[str, Any]) -> None:
+    await check_worker(serving(setup(**more)))
+
+
+async def test_it_does_not_mind_how_bytes_are_cut(autojump_clock: trio.testing.MockClock) -> None:
+    network = SimNetwork(3, Link(fragmentation=Fragmentation(60)))
+    await check_worker(lambda: MockWorker.serve(network, "worker", 1, setup(tick=0.1)))
+
+
+async def test_over_real_sockets() -> None:
+    """A factory that yields a URL and nothing else is reached through sockets."""
+    async with open_network() as network, MockWorker.serve(network, options=setup(tick=0.002)) as worker:
+        report = await check_worker(lambda: nullcontext(worker.url), live_seconds=0.4)
+    assert set(report.skipped) == {*TOKENIZER_ONLY, "key_is_required"}
+
+
+async def test_what_is_too_fast_to_disturb_is_skipped_with_a_reason(autojump_clock: trio.testing.MockClock) -> None:
+    report = await check_worker(serving(setup(tick=0.0)))
+    assert set(report.skipped) > NEEDS_LIFE
+    assert "1987 tokens take 0 s" in report.skipped["abort_all"]
+    assert "lower live_seconds=3" in report.skipped["abort_all"]
+
+
+async def test_what_is_unknown_is_skipped_with_a_reason(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `/server_info` and `/v1/models` less is known; arguments fill the gap."""
+    for path in ("/server_info", "/get_server_info", "/v1/models"):
+        monkeypatch.delitem(control.ROUTES, path)
+    names = ("expert_rows", "text_prompt", "refuses_prompt_over_context", "dialect_is_declared")
+    report = await check_worker(serving(setup()), only=names)
+    assert set(report.skipped) == {"expert_rows", "refuses_prompt_over_context", "dialect_is_declared"}
+    assert "context length None" in report.skipped["refuses_prompt_over_context"]
+    report = await check_worker(serving(setup()), only=names, experts=True, context_length=2000)
+    assert set(report.skipped) == {"dialect_is_declared"}
+
+
+async def test_others_are_not_aborted(autojump_clock: trio.testing.MockClock) -> None:
+    """`abort_all` is not tried on a worker that has other work."""
+    network = SimNetwork()
+    async with MockWorker.serve(network, "worker", 1, setup()) as worker, trio.open_nursery() as nursery:
+        nursery.start_soon(fetch, network, worker.url, "/generate", body(1500))
+        await worker.reaches(requests=1)
+        report = await check_worker(lambda: nullcontext(worker), only=["abort_all"])
+    assert report.skipped == {"abort_all": "requests that are not ours are running"}
+
+
+async def test_names_choose(autojump_clock: trio.testing.MockClock) -> None:
+    told: list[str] = []
+    report = await check_worker(
+        serving(setup()),
+        only=["unary_keys", "ready", "batch"],
+        skip=["batch"],
+        on_outcome=lambda outcome: told.append(outcome.name),
+    )
+    assert report.passed == told == ["ready", "unary_keys"]
+
+
+async def test_expectations_are_checked(autojump_clock: trio.testing.MockClock) -> None:
+    """What is given is believed, and what the worker does is held against it."""
+    report = await report_of(serving(setup()), only=["dialect", "text_in_logprobs"], dialect="mixed", tokenizer=True)
+    assert "streams are cumulative; expected mixed" in report.broken["dialect"]
+    assert set(report.broken) == {"dialect", "text_in_logprobs"}
+
+
+def test_every_check_says_what_it_is_about() -> None:
+    assert len(CHECKS) > 100
+    for name, check in CHECKS.items():
+        assert name == check.name
+        assert check.fact.endswith((".", "`")) or name.startswith("refuses_")
+        assert check.source
+
+
+@pytest.mark.parametrize(("match", "code"), [("prefix", 0), ("exact", 1)])
+def test_from_a_shell(match: Any, code: int) -> None:
+    """A table and an exit status."""
+    told: list[Result] = []
+
+    async def main() -> None:
+        how = setup(tick=0.002, abort_match=match)
+        async with open_network() as network, MockWorker.serve(network, options=how) as worker:
+            told.append(await trio.to_thread.run_sync(shell, worker.url + "/", "--live-seconds", "0.3"))
+
+    def shell(*arguments: str) -> Result:
+        return CliRunner().invoke(__main__.main, [*arguments, "--only", "abort_by_prefix", "--only", "ready"])
+
+    trio.run(main)
+    assert told[0].exit_code == code
+    assert f"{2 - code} passed, 0 skipped, {code} broken (cumulative dialect, no tokenizer)" in told[0].output
+    assert ("contract: An abort of a live rid takes with it" in told[0].output) == (code == 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--list"], 0, "what the contract says"),
+        ([], 2, "URL is missing"),
+        (["http://127.0.0.1:1", "--only", "wibble"], 2, "'wibble' is not one of"),
+        (["http://127.0.0.1:1", "--prompt", "a"], 2, "'a' is not a list of integers"),
+        (["127.0.0.1:1"], 2, "must be http://HOST:PORT"),
+        (["http://127.0.0.1:1", "--start-timeout", "0.2"], 1, "Does it listen there?"),
+    ],
+)
+def test_shell_mistakes(arguments: list[str], code: int, words: str) -> None:
+    told = CliRunner().invoke(__main__.main, arguments)
+    assert (told.exit_code, words in told.output) == (code, True), told.output
