@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dyn_testkit import faults
 from dyn_testkit.engine import Model
 from dyn_testkit.faults import FaultPlan, What, Where
-from dyn_testkit.simnet import Fragmentation
+from dyn_testkit.simnet import Fragmentation, Link
 
 
 def prompts(model: Model, max_size: int = 12) -> st.SearchStrategy[list[int]]:
@@ -86,3 +86,15 @@ def fragmentations(max_cuts: int = 30) -> st.SearchStrategy[Fragmentation]:
     """How reads are cut; shrinks to whole reads."""
     sizes = st.lists(st.integers(1, 300), max_size=max_cuts).map(tuple)
     return st.builds(Fragmentation, st.sampled_from([None, 64, 7, 1]), sizes)
+
+
+def links(max_cuts: int = 30) -> st.SearchStrategy[Link]:
+    """What is between two hosts; shrinks to the default link: no time, no limit, whole reads."""
+    return st.builds(
+        Link,
+        latency=st.sampled_from([0.0, 0.001, 0.05, 2.0]),
+        jitter=st.sampled_from([0.0, 0.001, 0.5]),
+        bandwidth=st.sampled_from([None, 1e6, 5000.0]),
+        fragmentation=fragmentations(max_cuts),
+        buffer=st.sampled_from([65536, 2000, 100]),
+    )

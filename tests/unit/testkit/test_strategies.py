@@ -25,6 +25,7 @@ def test_shrinking() -> None:
     assert find(strategies.kill_plans(3, 9), lambda kills: True) == ()
     assert find(strategies.kill_plans(3, 9), lambda kills: len(kills) > 1) == (0, 0)
     assert find(strategies.fragmentations(), lambda cuts: True) == WHOLE
+    assert find(strategies.links(), lambda link: True) == Link()
     assert find(strategies.fault_plans(3, 9), lambda plan: True).faults == ()
     first = find(strategies.fault_plans(3, 9), lambda plan: bool(plan.faults)).faults[0]
     assert (first.where, first.what) == (faults.AT_HEAD, CLOSE)
