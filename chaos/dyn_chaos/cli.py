@@ -1,14 +1,13 @@
-"""`dyn-chaos`: campaigns from a shell. Every command exits with 1 if anything was found."""
+"""`dyn-chaos`: campaigns from a shell. Every command exits with 1 if anything was found, 3 if it had to be skipped."""
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,18 +17,21 @@ import trio
 from rich.console import Console
 
 try:
-    from dyn_chaos import engines, load, report, simulate
+    from dyn_chaos import report, simulate
     from dyn_chaos.campaigns.demo import demo
-    from dyn_chaos.campaigns.kill_worker import kill_worker
 except ModuleNotFoundError as missing:
     if missing.name != "httpx":  # the only package that proxy and testkit do without
         raise
     raise SystemExit("dyn-chaos needs httpx: pip install '.[chaos]' in a checkout") from None
-from dyn_chaos import processes
-from dyn_chaos.engines import Given
+from dyn_chaos.campaigns.base import Campaign
+from dyn_chaos.campaigns.table import CAMPAIGNS
+from dyn_chaos.commands import command
+from dyn_chaos.namespaces import Unable
 from dyn_chaos.processes import NotReady
 from dyn_chaos.report import Outcome
-from dyn_testkit import checkers, fold, history
+from dyn_chaos.run import HISTORY, Setup, run
+from dyn_chaos.verdict import verdict
+from dyn_testkit import fold, history
 from dyn_testkit.simulation import scenario
 from dyn_testkit.simulation.scenario import Plan, Scenario
 
@@ -38,22 +40,10 @@ T = TypeVar("T")
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-def _given(text: str) -> Given:
-    """URL=PGID."""
-    url, _, group = text.rpartition("=")
-    if not url or not group.isdigit():
-        raise click.BadParameter(f"{text!r} is not URL=PGID")
-    if not processes.group(int(group)):
-        raise click.BadParameter(f"{text!r}: there is no process group {group} on this machine")
-    return Given(url.rstrip("/"), int(group))
+class Skipped(click.ClickException):
+    """This machine cannot do what was asked for."""
 
-
-def _words(text: str) -> list[str]:
-    """As a shell splits them."""
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r}: {error}") from None
+    exit_code = 3
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -61,86 +51,26 @@ def main() -> None:
     """Kill workers under load, then check every answer token by token."""
 
 
-@main.command("kill-worker")
-@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="How many mock workers to start.")
-@click.option(
-    "--worker", "given", type=_given, metavar="URL=PGID", multiple=True, help="A running worker instead; repeat."
-)
-@click.option("--streams", type=click.IntRange(2), default=16, show_default=True, help="Requests; half of them SSE.")
-@click.option("--tokens", type=click.IntRange(2), default=256, show_default=True, help="Tokens of each.")
-@click.option("--after", type=click.IntRange(1), help="Kill once this many SSE streams began.  [default: all of them]")
-@click.option(
-    "--at-token", type=click.IntRange(1), default=1, show_default=True, help="... this far into their answers."
-)
-@click.option(
-    *("--worker-flag", "worker_flags"),
-    type=_words,
-    metavar="FLAGS",
-    multiple=True,
-    default=("--tick 0.005",),
-    show_default=True,
-    help="For dyn-mock-worker, split as a shell does; repeat.",
-)
-@click.option(
-    *("--relay-flag", "relay_flags"),
-    type=_words,
-    metavar="FLAGS",
-    multiple=True,
-    help="For dyn-relay serve, e.g. '--stall-timeout-secs 8', split as a shell does; repeat.",
-)
-@click.option("--seed", default=0, show_default=True, help="Chooses the prompts.")
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Histories, logs, report.json.")
-def kill_worker_command(
-    workers: int,
-    given: tuple[Given, ...],
-    streams: int,
-    tokens: int,
-    after: int | None,
-    at_token: int,
-    worker_flags: tuple[list[str], ...],
-    relay_flags: tuple[list[str], ...],
-    seed: int,
-    out: Path | None,
-) -> None:
-    """SIGKILL the busiest of some workers behind the proxy, in the middle of its streams.
-
-    References are asked of the first worker before the proxy starts. Workers that are given by URL must run on this
-    machine, for they are killed by process group. Without --out, a run that finds nothing leaves nothing.
-    """
-    streamed = (streams + 1) // 2
-    if after is not None and after > streamed:
-        raise click.BadParameter(f"only {streamed} of {streams} requests are SSE streams", param_hint="--after")
-    if at_token > tokens:
-        raise click.BadParameter(f"the answers end at token {tokens} (--tokens)", param_hint="--at-token")
-
-    async def run(logs: Path) -> Outcome:
-        async with trio.open_nursery() as nursery:
-            servers: Sequence[engines.Victim] = given or [
-                await engines.mock(nursery, f"worker-{i}", logs, [*chain(*worker_flags)]) for i in range(workers)
-            ]
-            plans = load.plans(streams, tokens, seed=seed)
-            outcome = await kill_worker(
-                nursery, servers, plans, logs, after=after or streamed, tokens=at_token, flags=[*chain(*relay_flags)]
-            )
-            nursery.cancel_scope.cancel()
-        return outcome
-
-    with _evidence(out) as logs:
-        outcome = _run(run, logs)
-        report.save(logs / "report.json", [outcome])
+def _campaign(row: Campaign, setup: Setup, out: Path | None) -> None:
+    with _evidence(out) as folder:
+        outcome = _run(partial(run, row, setup), folder)
         _finish(outcome)
 
 
+for _row in CAMPAIGNS.values():
+    main.add_command(command(_row, _campaign))
+
+
 @main.command("check")
-@click.argument("recorded", type=_FILE)
+@click.argument("recorded", type=click.Path(path_type=Path, exists=True), metavar="DIR")
 def check_command(recorded: Path) -> None:
-    """Run the checks again on a recorded history (JSONL)."""
+    """Run the checks again on the folder of a run, or on one history (JSONL)."""
+    path = recorded / HISTORY if recorded.is_dir() else recorded
     try:
-        seen = history.load(recorded)
-    except ValueError as error:
+        outcome = verdict(history.load(path))
+    except (OSError, ValueError, fold.Incomplete) as error:
         raise click.ClickException(str(error)) from None
-    facts = {"records": len(seen.records), "references": len(seen.references)}
-    _finish(Outcome(recorded.name, facts, checkers.check(seen)))
+    _finish(outcome)
 
 
 @main.command("simulate")
@@ -205,10 +135,12 @@ def _run(campaign: Callable[[Path], Awaitable[T]], logs: Path) -> T:
     problem: BaseException
     try:
         return trio.run(campaign, logs)
-    except* (NotReady, fold.Incomplete) as group:
+    except* (NotReady, Unable, fold.Incomplete) as group:
         problem = group
         while isinstance(problem, BaseExceptionGroup):
             problem = problem.exceptions[0]
+    if isinstance(problem, Unable):
+        raise Skipped(f"SKIPPED, nothing was tested: {problem}")
     raise click.ClickException(str(problem))
 
 

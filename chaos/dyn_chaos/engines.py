@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import trio
 
@@ -25,38 +24,6 @@ _READY = re.compile(r"ready to roll")
 #: SGLang 0.5.23, float32, two CPU cores: an engine's own runs, and their continuations in other batches, differ for
 #: numerical reasons by up to 3e-5 in the logprob of the sampled token and 6e-5 in those of its alternatives.
 TOLERANCE = 1e-4
-
-
-class Victim(Protocol):
-    """A server that can be killed."""
-
-    @property
-    def url(self) -> str:
-        """Its base URL, without a trailing slash."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    def kill(self) -> None:
-        """SIGKILL its process group."""
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A server that somebody else started on this machine."""
-
-    url: str
-    group: int
-
-    @property
-    def name(self) -> str:
-        """Its URL."""
-        return self.url
-
-    def kill(self) -> None:
-        """SIGKILL its process group."""
-        os.killpg(self.group, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

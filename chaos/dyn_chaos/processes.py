@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -39,10 +41,10 @@ class Child:
         argv: Sequence[str],
         *,
         log: Path,
-        ready: re.Pattern[str],
+        ready: re.Pattern[str] | None,
         env: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start it and wait until a line of its output matches `ready`. Leaving the nursery kills the group.
+        """Start it and wait until a line of its output matches `ready`, if any. Leaving the nursery kills the group.
 
         `env` is added to this process's environment. Raises `NotReady`.
         """
@@ -55,7 +57,7 @@ class Child:
         name: str,
         argv: Sequence[str],
         log: Path,
-        ready: re.Pattern[str],
+        ready: re.Pattern[str] | None,
         env: Mapping[str, str],
         task_status: trio.TaskStatus[Child],
     ) -> None:
@@ -71,9 +73,11 @@ class Child:
             with trio.CancelScope(shield=True):
                 await process.wait()
 
-    async def _read(self, ready: re.Pattern[str], task_status: trio.TaskStatus[Child]) -> None:
+    async def _read(self, ready: re.Pattern[str] | None, task_status: trio.TaskStatus[Child]) -> None:
         assert self._process.stdout is not None
-        waiting, rest = True, ""
+        if ready is None:
+            task_status.started(self)
+        waiting, rest = ready is not None, ""
         tail: deque[str] = deque(maxlen=15)
         with self.log.open("wb", buffering=0) as file:
             async for data in self._process.stdout:
@@ -81,6 +85,7 @@ class Child:
                 if waiting:
                     *lines, rest = (rest + data.decode("utf-8", "replace")).split("\n")
                     tail.extend(lines)
+                    assert ready is not None
                     if found := next(filter(None, map(ready.search, lines)), None):
                         self.ready = found[found.re.groups and 1]
                         waiting = False
@@ -115,6 +120,67 @@ def title(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def state(pid: int) -> str:
+    """The letter of a process's state (`T`: stopped, `Z`: ended but not waited for); "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def listener(near: int, port: int) -> int:
+    """The process that listens on a TCP port, in the network that the process `near` sees. Raises `LookupError`."""
+    inodes = _listening(near, port)
+    for pid in map(int, filter(str.isdigit, (entry.name for entry in Path("/proc").iterdir()))):
+        if inodes & _links(pid):
+            return pid
+    raise LookupError(f"no process of ours listens on port {port}")
+
+
+def _listening(near: int, port: int) -> set[str]:
+    """How descriptors of the sockets that listen on a port are named."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/{near}/net/{name}").read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in map(str.split, lines):
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:  # 0A: listening
+                found.add(f"socket:[{fields[9]}]")
+    return found
+
+
+def _links(pid: int) -> set[str]:
+    """What the descriptors of a process are."""
+    found = set()
+    try:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                found.add(os.readlink(entry))
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return set()
+    return found
+
+
+def usage(pid: int) -> dict[str, float]:
+    """`fds`, a count, and `rss`, bytes; empty if it is gone."""
+    try:
+        fds = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return {"fds": fds, "rss": pages * os.sysconf("SC_PAGE_SIZE")}
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
 
 
 def group(leader: int) -> list[int]:

@@ -68,6 +68,8 @@ class Record(Entry, frozen=True, tag="request"):
     error: str = ""
     #: The client left by itself before the end, or asked for an abort: what it has need not be whole.
     left: bool = False
+    #: It was checked against its reference when it ended, nothing was found, and what the client read was left out.
+    checked: bool = False
     sent: float = 0.0
     ended: float = 0.0
 
@@ -80,6 +82,11 @@ class Record(Entry, frozen=True, tag="request"):
     def first(self) -> float | None:
         """When the first event of a stream was read."""
         return self.times[0] if self.times else None
+
+
+def without_answer(record: Record) -> Record:
+    """What remains of a record that was checked and found right; its reference may go, too."""
+    return msgspec.structs.replace(record, headers={}, events=[], times=[], text="", checked=True)
 
 
 class Reference(Record, frozen=True, tag="reference"):

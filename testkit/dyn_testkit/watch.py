@@ -37,6 +37,11 @@ class Watch:
         self.ended.add(key)
         self._wake()
 
+    def forget(self, key: str) -> None:
+        """A request that has ended counts no more: for runs that are too long to keep all names."""
+        self.tokens.pop(key, None)
+        self.ended.discard(key)
+
     def _wake(self) -> None:
         for waiter in [waiter for waiter in self._waiting if waiter[0](self)]:
             self._waiting.remove(waiter)

@@ -20,11 +20,11 @@ from typing import Any
 import click
 import msgspec
 import trio
+from dyn_chaos.campaigns.kill_worker import busiest, judge, strike_during
 from lab import FLAVOURS, Lab, flush
 from rich.console import Console
 
 from dyn_chaos import load, report
-from dyn_chaos.campaigns.kill_worker import busiest, judge, strike_during
 from dyn_chaos.engines import TOLERANCE, Stock, StockServer
 from dyn_chaos.load import Plan
 from dyn_chaos.report import Outcome

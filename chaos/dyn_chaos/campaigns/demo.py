@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from dyn_chaos import engines
-from dyn_chaos.campaigns.kill_worker import busiest
+from dyn_chaos.audit import busiest
 from dyn_chaos.load import Plan, client, metrics, send, total
 from dyn_testkit import fold
 from dyn_testkit.engine import Model

@@ -65,6 +65,7 @@ class AttemptRecord:
             "rid": self.rid,
             "started": self.started - since,
             "first_token": None if self.first_token is None else self.first_token - since,
+            "last_token": None if self.last_token is None else self.last_token - since,
             "ended": self.ended - since,
             "tokens": self.tokens,
             "resumed_from": self.resumed_from,

@@ -28,7 +28,7 @@ from dyn_testkit.checkers import (
     spans,
     tokens,
 )
-from dyn_testkit.checkers.base import Checker, Finding
+from dyn_testkit.checkers.base import Checker, Finding, PerAnswer, subjects
 from dyn_testkit.history import History
 
 CHECKERS: Mapping[str, Checker] = {
@@ -54,11 +54,16 @@ CHECKERS: Mapping[str, Checker] = {
 
 
 def check(history: History, names: Collection[str] = tuple(CHECKERS)) -> list[Finding]:
-    """Run some checkers, all by default.
+    """Run some checkers, all by default. Each answer is put together once for all of them.
 
     Raises `KeyError` for a name that none has, `fold.Incomplete` for a reference that is not whole.
     """
-    return [finding for name in names for finding in CHECKERS[name](history)]
+    chosen = [CHECKERS[name] for name in names]
+    of_answers = [checker for checker in chosen if isinstance(checker, PerAnswer)]
+    found = [finding for subject in subjects(history) for checker in of_answers for finding in checker.of(subject)]
+    for checker in chosen:
+        found += checker.rest(history) if isinstance(checker, PerAnswer) else checker(history)
+    return found
 
 
 __all__ = ["CHECKERS", "Checker", "Finding", "check"]

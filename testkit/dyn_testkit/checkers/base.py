@@ -43,7 +43,7 @@ def subjects(history: History) -> Iterator[Subject]:
     Raises `fold.Incomplete` if a reference is not whole itself.
     """
     for key, record in history.records.items():
-        if key not in history.references or record.left:
+        if key not in history.references or record.left or record.checked:
             continue
         want = fold.answer(history.references[key])
         try:
@@ -53,11 +53,24 @@ def subjects(history: History) -> Iterator[Subject]:
         yield Subject(record, got, want, history.run.tolerance)
 
 
-def per_answer(name: str, check: Callable[[Subject], Iterator[str]]) -> Checker:
-    """A checker out of one that looks at one answer."""
+def _nothing(history: History) -> Iterator[Finding]:
+    yield from ()
 
-    def checker(history: History) -> Iterator[Finding]:
+
+@dataclass(frozen=True, slots=True)
+class PerAnswer:
+    """A checker out of one that looks at one whole answer, and maybe one that looks at `rest`."""
+
+    name: str
+    look: Callable[[Subject], Iterator[str]]
+    rest: Checker = _nothing
+
+    def __call__(self, history: History) -> Iterator[Finding]:
+        """Check all of a history."""
         for subject in subjects(history):
-            yield from (Finding(subject.record.key, name, text) for text in check(subject))
+            yield from self.of(subject)
+        yield from self.rest(history)
 
-    return checker
+    def of(self, subject: Subject) -> Iterator[Finding]:
+        """Check one answer."""
+        yield from (Finding(subject.record.key, self.name, text) for text in self.look(subject))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import Subject, per_answer
+from dyn_testkit.checkers.base import PerAnswer, Subject
 
 
 def _counters(subject: Subject) -> Iterator[str]:
@@ -26,4 +26,4 @@ def _counters(subject: Subject) -> Iterator[str]:
             yield f"{name} {answer.meta.get(name)} against {subject.reference.meta[name]}"
 
 
-check = per_answer("counters", _counters)
+check = PerAnswer("counters", _counters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import Subject, per_answer
+from dyn_testkit.checkers.base import PerAnswer, Subject
 
 
 def _identity(subject: Subject) -> Iterator[str]:
@@ -16,4 +16,4 @@ def _identity(subject: Subject) -> Iterator[str]:
         yield f"id {ids.pop()!r}, the client said {own!r}"
 
 
-check = per_answer("identity", _identity)
+check = PerAnswer("identity", _identity)

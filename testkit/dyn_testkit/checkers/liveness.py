@@ -23,6 +23,8 @@ def check(history: History) -> Iterator[Finding]:
         if run.patience is not None and record.ended > max(end, record.sent) + run.patience:
             last = max(end, record.sent)
             yield Finding(key, "liveness", f"ended {record.ended - last:.1f} s after the last fault")
+        if record.checked:
+            continue
         if key not in references:
             yield Finding(key, "liveness", "has no reference")
         elif not record.left:

@@ -11,11 +11,11 @@ import pytest
 import trio
 from chaos_http import chunked, plain, serving
 from click.testing import CliRunner
+from dyn_chaos.campaigns.kill_worker import MIGRATABLE, busiest, judge, strike_during
 from tests.recorded_answers import record
 
 from dyn_chaos import report
 from dyn_chaos.campaigns import kill_worker
-from dyn_chaos.campaigns.kill_worker import MIGRATABLE, busiest, judge, strike_during
 from dyn_chaos.cli import main
 from dyn_chaos.engines import Given
 from dyn_chaos.load import Plan

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import trio
+from dyn_chaos.campaigns.kill_worker import kill_worker
 from rich.console import Console
 
 from dyn_chaos import engines
 from dyn_chaos.campaigns.demo import BODY, PLANS, STREAM, demo, verify
-from dyn_chaos.campaigns.kill_worker import kill_worker
 from dyn_chaos.load import plans
 from dyn_testkit.engine import Model
 from dyn_testkit.history import Record

@@ -1,0 +1,35 @@
+"""The operator's way: the proxy is told to send nothing new to a worker; what runs there ends in peace."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from dyn_chaos import audit
+from dyn_chaos.actions.base import SEEN, Scene
+from dyn_chaos.fleet import Engine
+
+KIND = "drain"
+
+
+class Drain:
+    """Removes a worker from the proxy, and adds it again."""
+
+    kind = KIND
+    within = SEEN
+    outlasts = False
+
+    async def invoke(self, scene: Scene, engine: Engine) -> dict[str, Any]:
+        """Remove it."""
+        live = (await audit.loads(scene.http, scene.relay)).get(engine.url, 0)
+        (await scene.http.delete(f"{scene.relay}/workers/{quote(engine.url, safe='')}")).raise_for_status()
+        return {"live requests": int(live)}
+
+    async def undo(self, scene: Scene, engine: Engine) -> None:
+        """Add it."""
+        (await scene.http.post(f"{scene.relay}/workers", json={"url": engine.url})).raise_for_status()
+
+    async def seen(self, scene: Scene, engine: Engine) -> str:
+        """The proxy does not use it, though it is well."""
+        state = (await audit.states(scene.http, scene.relay)).get(engine.url, "not listed")
+        return f"the proxy has it {state}" if state in ("draining", "not listed") else ""

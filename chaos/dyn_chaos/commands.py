@@ -1,0 +1,159 @@
+"""A command for each row of the campaigns' table."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import click
+
+import dyn_relay.cli
+import dyn_testkit.cli
+from dyn_chaos import options
+from dyn_chaos.actions.signals import DEADLY
+from dyn_chaos.campaigns.base import Campaign, Choices, Load, When
+from dyn_chaos.fleet import Attached
+from dyn_chaos.mix import STREAMING
+from dyn_chaos.run import Setup
+from dyn_relay.config import Config, ConfigError, load
+from dyn_testkit.engine import Model
+from dyn_testkit.oracle import Oracle
+
+#: Of a mock worker, if nothing else is said: 256 tokens take more than a second.
+TICK = ("--tick", "0.005")
+
+Runner = Callable[[Campaign, Setup, Path | None], None]
+
+
+def command(row: Campaign, runner: Runner) -> click.Command:
+    """The row as a command: it reads its options and calls `runner`."""
+
+    def callback(**given: Any) -> None:
+        campaign = _campaign(row, given)
+        runner(campaign, _setup(campaign, given), given["out"])
+
+    return click.Command(row.name, callback=callback, params=options.of(row), help=row.text)
+
+
+def _bad(option: str, problem: str) -> click.BadParameter:
+    return click.BadParameter(problem, param_hint=f"'{option}'")
+
+
+def _campaign(row: Campaign, given: dict[str, Any]) -> Campaign:
+    """The row with what was said of it."""
+    wanted = _load(row, given)
+    order = dataclasses.replace(
+        row.order, **{name: given[name] for name in ("mode", "target", "duration", "every") if name in given}
+    )
+    when = When(streams=given["after_streams"], tokens=given["after_tokens"], at=given["at"])
+    streams = wanted.streams
+    if when.at is None:
+        if wanted.requests is not None and (when.streams or 1) > streams:
+            raise _bad("--after-streams", f"only {streams} of {wanted.requests} requests are streams (--sse)")
+        if when.tokens > wanted.tokens.low:
+            raise _bad("--after-tokens", f"answers may end at token {wanted.tokens.low:g} (--tokens)")
+    elif given["after_streams"] != row.when.streams or given["after_tokens"] != row.when.tokens:
+        raise _bad("--at", "either this, or --after-streams and --after-tokens")
+    if row.isolated and not given["loss"]:
+        raise _bad("--loss", "nothing would be lost")
+    return dataclasses.replace(row, load=wanted, order=order, when=when, choices=_choices(row, given))
+
+
+def _choices(row: Campaign, given: dict[str, Any]) -> Choices:
+    said = {name: given[name] for name in row.options}
+    if "signal" in said:
+        said["signal"] = DEADLY[said["signal"]]
+    return dataclasses.replace(row.choices, **said)
+
+
+def _load(row: Campaign, given: dict[str, Any]) -> Load:
+    names = {field.name for field in dataclasses.fields(Load)}
+    wanted = dataclasses.replace(row.load, **{name: given[name] for name in given if name in names})
+    if wanted.users and wanted.sse and not set(wanted.users) & set(STREAMING):
+        raise _bad("--user", f"{wanted.users[0]} sends no streams; say --sse 0, or add one of {', '.join(STREAMING)}")
+    if wanted.tokens.low < 1:
+        raise _bad("--tokens", "at least 1")
+    return wanted
+
+
+def _setup(campaign: Campaign, given: dict[str, Any]) -> Setup:
+    attached = _attached(campaign, given)
+    cmd = tuple(given["engine_cmd"] or ())
+    if cmd and attached:
+        raise _bad("--engine-cmd", "either this or --attach")
+    if given["engine_flags"] and (cmd or attached):
+        raise _bad("--engine-flag", "is for mock workers only")
+    if cmd and not any("{port}" in word for word in cmd):
+        raise _bad("--engine-cmd", "nothing in it says {port}")
+    if cmd and campaign.isolated and not any("{host}" in word for word in cmd):
+        raise _bad("--engine-cmd", "nothing in it says {host}, and the engine gets an address of its own")
+    relay = (*campaign.relay, *chain(*given["relay_flags"]))
+    mock = (*TICK, *chain(*given["engine_flags"]))
+    count = len(attached) or given["workers"]
+    try:
+        struck = campaign.order.mode.count(count)
+    except ValueError as error:
+        raise _bad("--mode", str(error)) from None
+    if campaign.order.target not in ("busiest", "idlest", "random"):
+        names = [engine.name for engine in attached] or [f"worker-{number}" for number in range(count)]
+        if campaign.order.target not in names:
+            raise _bad("--target", f"{campaign.order.target!r} is none of busiest, idlest, random, {', '.join(names)}")
+    return Setup(
+        mock=mock,
+        oracle=None if cmd or attached else _oracle(mock),
+        command=cmd,
+        attached=attached,
+        workers=count,
+        relay=relay,
+        config=_config(relay),
+        seed=given["seed"],
+        patience=given["patience"],
+        spelled=f"dyn-chaos {campaign.name} ({struck} of {count} workers)",
+    )
+
+
+def _attached(campaign: Campaign, given: dict[str, Any]) -> tuple[Attached, ...]:
+    urls, pids = given["attached"], given["pids"]
+    if len(urls) != len(pids):
+        raise _bad("--pid", f"{len(pids)} of them for {len(urls)} --attach")
+    if urls and len(urls) < 2:
+        raise _bad("--attach", "one engine alone cannot be rescued by another; name at least two")
+    if urls and campaign.isolated:
+        raise _bad("--attach", "a running engine cannot be moved into a network namespace")
+    if urls and campaign.restarts and campaign.order.duration is not None:
+        raise _bad(
+            "--duration" if given["duration"] != campaign.order.duration else "--attach",
+            "an engine that was not started here cannot be started again",
+        )
+    return tuple(Attached(url, pid) for url, pid in zip(urls, pids, strict=True))
+
+
+def _config(flags: tuple[str, ...]) -> Config:
+    """What the proxy's flags come to."""
+    serve = dyn_relay.cli.main.commands["serve"]
+    try:
+        said = serve.make_context("dyn-relay serve", list(flags)).params
+        given = {name: value for name, value in said.items() if value not in (None, ()) and name != "config"}
+        return load(given, os.environ, said["config"]).config
+    except (click.UsageError, ConfigError) as error:
+        raise _bad("--relay-flag", getattr(error, "message", str(error))) from None
+
+
+def _oracle(flags: tuple[str, ...]) -> Oracle:
+    """Who knows what mock workers with these flags say."""
+    try:
+        said = dyn_testkit.cli.main.make_context("dyn-mock-worker", list(flags)).params
+    except click.UsageError as error:
+        raise _bad("--engine-flag", error.format_message()) from None
+    return Oracle(
+        Model(vocab_size=said["vocab_size"], eos_rate=said["eos_rate"], context_length=said["context_length"]),
+        weight_version=said["weight_version"],
+        tokenizer=said["with_tokenizer"],
+        defaults=said["preferred_sampling_params"],
+        routed_experts=said["routed_experts"],
+        expert_mark=said["expert_mark"],
+    )

@@ -1,0 +1,220 @@
+"""One campaign from its engines to its folder.
+
+DIR/history.jsonl   everything: what clients sent and read, faults and their proofs, the proxy's rows, samples of it
+DIR/summary.json    the verdict
+DIR/*.log           the output of every process; DIR/relay.jsonl: the proxy's own trace file
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import trio
+
+from dyn_chaos import audit, engines, fleet, mix, report, sampler
+from dyn_chaos.actions import Scene
+from dyn_chaos.campaigns.base import Campaign
+from dyn_chaos.clients import Clients
+from dyn_chaos.engines import TOLERANCE
+from dyn_chaos.fleet import Attached, Engine
+from dyn_chaos.load import Plan, ask_references, client
+from dyn_chaos.namespaces import namespaces
+from dyn_chaos.nemesis import Nemesis
+from dyn_chaos.processes import NotReady
+from dyn_chaos.recorder import Recorder, References
+from dyn_chaos.report import Outcome
+from dyn_chaos.simulate import commit
+from dyn_chaos.verdict import MOVES, STRIKES, verdict
+from dyn_relay.config import Config
+from dyn_testkit import history
+from dyn_testkit.history import Row, Run
+from dyn_testkit.oracle import Oracle
+
+HISTORY, SUMMARY = "history.jsonl", "summary.json"
+
+#: Requests that are asked of an engine beforehand, where a load has no end of its own.
+POOL = 64
+#: Requests that an engine is asked at once for references.
+AT_ONCE = 4
+#: Seconds after the end of a fault in which an attempt may still fail of it, beside two stall timeouts.
+AFTERMATH = 10.0
+#: Seconds in which the proxy must have found its workers, and in which it must end.
+READY, END = 60.0, 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a campaign is run on."""
+
+    #: Flags of mock workers; `oracle` knows what they say.
+    mock: tuple[str, ...] = ()
+    oracle: Oracle | None = None
+    #: Or the command line of other engines.
+    command: tuple[str, ...] = ()
+    #: Or running ones.
+    attached: tuple[Attached, ...] = ()
+    workers: int = 2
+    #: Flags of the proxy, and what they come to.
+    relay: tuple[str, ...] = ()
+    config: Config = field(default_factory=Config)
+    seed: int = 0
+    #: `Run.patience`.
+    patience: float = 60.0
+    #: The command line, for the history.
+    spelled: str = ""
+
+
+async def run(campaign: Campaign, setup: Setup, out: Path) -> Outcome:
+    """Run it and leave its folder. Raises `NotReady`, `Unable`, `fold.Incomplete`, `LookupError` for its target."""
+    random = Random(f"{campaign.name}/{setup.seed}")
+    async with trio.open_nursery() as nursery, _engines(campaign, setup, nursery, out) as workers:
+        plans, references = await _requests(campaign, setup, workers)
+        relay = await engines.relay(nursery, [worker.url for worker in workers], out, setup.relay)
+        async with client() as http:
+            await _all_ready(Scene(relay.url, http), workers)
+            begin = trio.current_time()
+            about = _about(campaign, setup, workers)
+            with Recorder(out / HISTORY, references, about, whole=campaign.load.requests is not None) as recorder:
+                await _play(campaign, setup, Stage(relay, workers, http, plans, begin, random, recorder))
+                recorder.note(await sampler.settled(http, relay.url, relay.child.pid, begin))
+                relay.child.send(signal.SIGTERM)
+                with trio.move_on_after(END):
+                    await relay.child.wait()
+                for row in _rows(out / "relay.jsonl"):
+                    recorder.note(Row(row))
+        nursery.cancel_scope.cancel()
+    return finish(out)
+
+
+def finish(out: Path) -> Outcome:
+    """Judge the history of a folder and write the rest of it."""
+    outcome = verdict(history.load(out / HISTORY))
+    report.save(out / SUMMARY, [outcome])
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Everything that takes part."""
+
+    relay: engines.Server
+    workers: Sequence[Engine]
+    http: Any
+    plans: Iterator[Plan]
+    begin: float
+    random: Random
+    recorder: Recorder
+
+
+async def _play(campaign: Campaign, setup: Setup, stage: Stage) -> None:
+    """The load and what disturbs it, until both are over."""
+    load, note = campaign.load, stage.recorder.note
+    clients = Clients(
+        url=stage.relay.url,
+        plans=stage.plans,
+        count=load.clients or load.requests or 1,
+        think=load.think,
+        random=stage.random,
+        ended=stage.recorder.ended,
+        begin=stage.begin,
+        until=math.inf if load.requests is not None else stage.begin + 60 * load.minutes,
+        patience=setup.patience + END,
+        forgetful=load.requests is None,
+    )
+    nemesis = Nemesis(
+        action=campaign.action(campaign.choices),
+        scene=Scene(stage.relay.url, stage.http),
+        engines=stage.workers,
+        order=campaign.order,
+        random=stage.random,
+        begin=stage.begin,
+        note=note,
+        busy=lambda held: clients.renew(held=held),
+    )
+    ended = trio.Event()
+    async with trio.open_nursery() as samples:
+        samples.start_soon(sampler.watch, stage.http, stage.relay.url, stage.relay.child.pid, stage.begin, note)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(nemesis.run, campaign.when, load.streams, clients.watch, ended)
+            await clients.run()
+            ended.set()
+        samples.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _engines(
+    campaign: Campaign, setup: Setup, nursery: trio.Nursery, logs: Path
+) -> AsyncIterator[Sequence[Engine]]:
+    """The workers, all of them ready."""
+    if setup.attached:
+        yield setup.attached
+        return
+    async with AsyncExitStack() as stack:
+        homes: Sequence[Any] = [None] * setup.workers
+        if campaign.isolated:
+            homes = await stack.enter_async_context(namespaces(setup.workers))
+        make = (
+            partial(fleet.by_command, words=setup.command) if setup.command else partial(fleet.mock, flags=setup.mock)
+        )
+        started = [make(nursery, f"worker-{number}", logs, namespace=home) for number, home in enumerate(homes)]
+        async with trio.open_nursery() as starting:
+            for worker in started:
+                starting.start_soon(worker.start)
+        yield started
+
+
+async def _requests(campaign: Campaign, setup: Setup, workers: Sequence[Engine]) -> tuple[Iterator[Plan], References]:
+    """The load, and who says what is right."""
+    drawn = mix.draw(campaign.load, setup.seed)
+    if setup.oracle is not None:
+        return itertools.islice(drawn, campaign.load.requests), partial(mix.of_oracle, setup.oracle)
+    pool = [mix.repeatable(plan) for plan in itertools.islice(drawn, campaign.load.requests or POOL)]
+    asked = await ask_references(workers[0].url, pool, at_once=AT_ONCE)
+    return itertools.islice(mix.again(pool), campaign.load.requests), partial(mix.of_pool, asked)
+
+
+async def _all_ready(scene: Scene, workers: Sequence[Engine]) -> None:
+    async def look() -> str:
+        states = await audit.states(scene.http, scene.relay)
+        return "ready" if all(states.get(worker.url) == "ready" for worker in workers) else ""
+
+    if not await audit.wait_for(look, READY):
+        raise NotReady(f"the proxy does not find all workers ready: {await audit.states(scene.http, scene.relay)}")
+
+
+def _about(campaign: Campaign, setup: Setup, workers: Sequence[Engine]) -> Run:
+    return Run(
+        name=campaign.name,
+        seed=setup.seed,
+        commit=commit(),
+        tolerance=0.0 if setup.oracle is not None else TOLERANCE,
+        traced=True,
+        began=time.time(),
+        migration_limit=setup.config.migration_limit if campaign.lenient else None,
+        aftermath=AFTERMATH + 2 * setup.config.stall_timeout_secs,
+        patience=setup.patience,
+        settings={
+            MOVES: campaign.moves,
+            STRIKES: True,
+            "command": setup.spelled,
+            "workers": {worker.name: worker.url for worker in workers},
+            "relay": list(setup.relay),
+        },
+    )
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for line in file:
+            yield msgspec.json.decode(line)
