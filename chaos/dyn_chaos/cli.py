@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import tempfile
@@ -54,6 +55,8 @@ def main() -> None:
 def _campaign(row: Campaign, setup: Setup, out: Path | None) -> None:
     with _evidence(out) as folder:
         outcome = _run(partial(run, row, setup), folder)
+        if not outcome.ok:
+            click.echo(f"seed={setup.seed} commit={simulate.commit()} {shlex.join(['dyn-chaos', *sys.argv[1:]])}")
         _finish(outcome)
 
 

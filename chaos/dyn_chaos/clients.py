@@ -29,16 +29,21 @@ class Clients:
     begin: float
     #: No new request is sent after this time.
     until: float = math.inf
-    #: Seconds after which a request is given up, if none was sent meanwhile, and nothing else has renewed them.
+    #: Seconds after the last request, or the last `hold`, after which those that have no answer are given up.
     patience: float = math.inf
     #: Forget requests that have ended: for loads without end.
     forgetful: bool = False
     watch: Watch = field(default_factory=Watch)
     _scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    _held: bool = False
 
-    def renew(self, *, held: bool = False) -> None:
-        """Clients wait for `patience` seconds from now on; with `held` for ever, until it is renewed."""
-        self._scope.deadline = math.inf if held else trio.current_time() + self.patience
+    def hold(self, held: bool) -> None:
+        """While something befalls the fleet, clients wait for as long as that takes."""
+        self._held = held
+        self._renew()
+
+    def _renew(self) -> None:
+        self._scope.deadline = math.inf if self._held else trio.current_time() + self.patience
 
     async def run(self) -> None:
         """All of them, until the requests are over."""
@@ -51,8 +56,7 @@ class Clients:
         for plan in self.plans:
             if trio.current_time() >= self.until:
                 return
-            if self._scope.deadline < math.inf or self.patience < math.inf:
-                self.renew()
+            self._renew()
             await self._ask(http, plan)
             await trio.sleep(self.think.draw(self.random))
 

@@ -60,7 +60,9 @@ def _campaign(row: Campaign, given: dict[str, Any]) -> Campaign:
         raise _bad("--at", "either this, or --after-streams and --after-tokens")
     if row.isolated and not given["loss"]:
         raise _bad("--loss", "nothing would be lost")
-    return dataclasses.replace(row, load=wanted, order=order, when=when, choices=_choices(row, given))
+    choices = _choices(row, given)
+    moves = row.moves if choices.loss == 1 else None  # TCP bears some loss
+    return dataclasses.replace(row, load=wanted, order=order, when=when, choices=choices, moves=moves)
 
 
 def _choices(row: Campaign, given: dict[str, Any]) -> Choices:
@@ -95,7 +97,7 @@ def _setup(campaign: Campaign, given: dict[str, Any]) -> Setup:
     mock = (*TICK, *chain(*given["engine_flags"]))
     count = len(attached) or given["workers"]
     try:
-        struck = campaign.order.mode.count(count)
+        campaign.order.mode.count(count)
     except ValueError as error:
         raise _bad("--mode", str(error)) from None
     if campaign.order.target not in ("busiest", "idlest", "random"):
@@ -112,7 +114,7 @@ def _setup(campaign: Campaign, given: dict[str, Any]) -> Setup:
         config=_config(relay),
         seed=given["seed"],
         patience=given["patience"],
-        spelled=f"dyn-chaos {campaign.name} ({struck} of {count} workers)",
+        options={name: str(value) for name, value in given.items() if value not in (None, ())},
     )
 
 

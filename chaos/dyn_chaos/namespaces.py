@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -114,5 +113,5 @@ async def _ip(arguments: str) -> None:
 
 
 async def _run(argv: Sequence[str]) -> str:
-    done = await trio.run_process(list(argv), stdout=subprocess.PIPE, capture_stderr=True)
+    done = await trio.run_process(list(argv), capture_stdout=True, capture_stderr=True)
     return bytes(done.stdout).decode()

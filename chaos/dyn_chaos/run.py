@@ -11,7 +11,7 @@ import itertools
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import httpx
 import msgspec
 import trio
 
@@ -71,8 +72,8 @@ class Setup:
     seed: int = 0
     #: `Run.patience`.
     patience: float = 60.0
-    #: The command line, for the history.
-    spelled: str = ""
+    #: What was said on the command line, for the history.
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 async def run(campaign: Campaign, setup: Setup, out: Path) -> Outcome:
@@ -110,7 +111,7 @@ class Stage:
 
     relay: engines.Server
     workers: Sequence[Engine]
-    http: Any
+    http: httpx.AsyncClient
     plans: Iterator[Plan]
     begin: float
     random: Random
@@ -140,7 +141,7 @@ async def _play(campaign: Campaign, setup: Setup, stage: Stage) -> None:
         random=stage.random,
         begin=stage.begin,
         note=note,
-        busy=lambda held: clients.renew(held=held),
+        busy=clients.hold,
     )
     ended = trio.Event()
     async with trio.open_nursery() as samples:
@@ -207,7 +208,7 @@ def _about(campaign: Campaign, setup: Setup, workers: Sequence[Engine]) -> Run:
         settings={
             MOVES: campaign.moves,
             STRIKES: True,
-            "command": setup.spelled,
+            "options": dict(setup.options),
             "workers": {worker.name: worker.url for worker in workers},
             "relay": list(setup.relay),
         },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import trio
 from dyn_chaos import engines, load
 from dyn_chaos.engines import Server, Stock, StockServer
 from dyn_chaos.load import Plan
+from dyn_chaos.processes import free_port
 from dyn_testkit import history
 from dyn_testkit.history import Record, Reference
 
@@ -68,7 +68,7 @@ class Lab:
             await self.discard(letter)
         for letter in letters:
             if letter not in self._engines:
-                self._engines[letter] = await self.stock.start(self.nursery, _free_port(), self.logs)
+                self._engines[letter] = await self.stock.start(self.nursery, free_port(), self.logs)
         running = [self._engines[letter] for letter in letters]
         for engine in running:
             await flush(engine.url)
@@ -112,10 +112,3 @@ async def flush(url: str) -> None:
     """Empty an engine's prefix cache. The engine itself waits until it has no work, for half a minute at most."""
     async with load.client() as http:
         (await http.post(f"{url}/flush_cache", params={"timeout": 30})).raise_for_status()
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port

@@ -20,17 +20,18 @@ from typing import Any
 import click
 import msgspec
 import trio
-from dyn_chaos.campaigns.kill_worker import busiest, judge, strike_during
 from lab import FLAVOURS, Lab, flush
 from rich.console import Console
 
-from dyn_chaos import load, report
-from dyn_chaos.engines import TOLERANCE, Stock, StockServer
+from dyn_chaos import load, report, sampler
+from dyn_chaos.audit import busiest
+from dyn_chaos.engines import TOLERANCE, Server, Stock, StockServer
 from dyn_chaos.load import Plan
 from dyn_chaos.report import Outcome
+from dyn_chaos.verdict import MOVES, verdict, widest
 from dyn_testkit import checkers, fold, history
 from dyn_testkit.checkers.logprobs import widest_difference
-from dyn_testkit.history import Record
+from dyn_testkit.history import History, Record, Run
 from dyn_testkit.watch import Watch, started
 
 STREAMS = 16
@@ -45,7 +46,58 @@ PROBES = ("--health-check-interval-secs", "1", "--health-failure-threshold", "2"
 #: The HTTP process answers this path from memory, whatever has become of the engine behind it.
 LYING = (*SILENCE, "--health-check-endpoint", "/model_info")
 
+#: The proxy says here whether it would rescue a request.
+MIGRATABLE = "x-dyn-relay-migratable"
+
 Strike = Callable[[StockServer], Awaitable[None]]
+
+
+async def strike_during(
+    relay: str,
+    plans: Sequence[Plan],
+    ready: Callable[[Watch], bool],
+    strike: Callable[[], Awaitable[None]],
+    outcome: Outcome,
+    watch: Watch | None = None,
+) -> dict[str, Record]:
+    """Run the load, `strike` once `ready` holds, wait for both. If the load ends before `ready`, that is a finding."""
+    watch = watch or Watch()
+    struck = False
+
+    async def wait_and_strike() -> None:
+        nonlocal struck
+        await watch.until(ready)
+        struck = True
+        outcome.facts["tokens at the strike"] = sum(watch.tokens.values())
+        outcome.facts["ended before it"] = len(watch.ended)
+        await strike()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait_and_strike)
+        records = await load.send_all(relay, plans, watch)
+        if not struck:
+            nursery.cancel_scope.cancel()
+    outcome.expect(struck, "vacuous", "the load ended before the strike")
+    return records
+
+
+async def judge(
+    relay: Server,
+    records: Mapping[str, Record],
+    references: Mapping[str, Record],
+    outcome: Outcome,
+    moves: bool | None = True,
+) -> None:
+    """Check every record, that the proxy holds nothing any more, and that it migrated something if it had to."""
+    async with load.client() as http:
+        last = await sampler.settled(http, relay.url, relay.child.pid, 0.0)
+    run = Run(tolerance=TOLERANCE, settings={MOVES: moves})
+    judged = verdict(History(run, dict(records), dict(references), samples=[last]))
+    outcome.findings += judged.findings
+    outcome.facts |= judged.facts
+    for record in records.values():
+        said = record.headers.get(MIGRATABLE)
+        outcome.expect(said == "yes", "header", f"{MIGRATABLE}: {said}", record.key)
 
 
 async def baseline(lab: Lab, outcome: Outcome) -> None:
@@ -59,15 +111,15 @@ async def baseline(lab: Lab, outcome: Outcome) -> None:
         answers = await load.send_all(b.url, [*rests, *_load(lab, f"beside-{cut}")])
         whole = {key: answers[key] for key in references}
         outcome.findings += checkers.check(history.of_records(whole, references, TOLERANCE))
-        equal, widest = 0, _widest(whole, references)
+        equal, apart = 0, widest(whole, references)
         for key, reference in references.items():
             want, got = fold.answer(reference), fold.answer(answers[f"rest-{key}"])
             equal += got.ids == want.ids[cut:]
-            widest = max(widest, widest_difference(_output(got, 0), _output(want, cut)))
-        outcome.facts[f"continued at {cut}"] = f"{equal}/{len(references)} equal, logprobs within {widest:.1e}"
-        outcome.facts["widest"] = max(outcome.facts["widest"], widest)
+            apart = max(apart, widest_difference(_output(got, 0), _output(want, cut)))
+        outcome.facts[f"continued at {cut}"] = f"{equal}/{len(references)} equal, logprobs within {apart:.1e}"
+        outcome.facts["widest"] = max(outcome.facts["widest"], apart)
         outcome.expect(equal == len(references), "tokens", f"{equal} of {len(references)} continued at {cut} are equal")
-        outcome.expect(widest <= TOLERANCE, "tolerance", f"{widest:.1e} at {cut}")
+        outcome.expect(apart <= TOLERANCE, "tolerance", f"{apart:.1e} at {cut}")
         await flush(b.url)
 
 
@@ -93,8 +145,7 @@ async def untouched(lab: Lab, outcome: Outcome) -> None:
         relay = await lab.relay(nursery, engines, "untouched", ())
         records = await load.send_all(relay.url, _load(lab, "untouched"))
         _keep(lab, "untouched", records)
-        await judge(relay.url, records, references, outcome, moved=False)
-        outcome.expect(outcome.facts["migrations"] == 0, "migrations", "nothing had failed")
+        await judge(relay, records, references, outcome, moves=False)
         nursery.cancel_scope.cancel()
 
 
@@ -114,7 +165,7 @@ async def _death(
 
         records = await strike_during(relay.url, _load(lab, name), started(BEGUN, at), strike_the_busiest, outcome)
         _keep(lab, name, records)
-        await judge(relay.url, records, references, outcome)
+        await judge(relay, records, references, outcome)
         rows = _read_trace(lab, name, STREAMS, outcome)
         modes = {row["streaming"] for row in rows if len(row["attempts"]) > 1}
         outcome.expect(modes == {True, False}, "vacuous", "the strike did not move both a stream and a unary request")
@@ -159,7 +210,7 @@ async def kill_twice(lab: Lab, outcome: Outcome) -> None:
 
         records = await strike_during(relay.url, _load(lab, "kill-twice"), started(1, 20), kill_two, outcome, watch)
         _keep(lab, "kill-twice", records)
-        await judge(relay.url, records, references, outcome)
+        await judge(relay, records, references, outcome)
         rows = _read_trace(lab, "kill-twice", STREAMS, outcome)
         outcome.facts["moved twice"] = sum(len(row["attempts"]) > 2 for row in rows)
         outcome.expect(outcome.facts["moved twice"] != 0, "vacuous", "nothing moved twice")
@@ -186,7 +237,7 @@ async def drain(lab: Lab, outcome: Outcome) -> None:
         records = await strike_during(relay.url, _load(lab, "drain"), started(BEGUN), terminate_and_send_more, outcome)
         _keep(lab, "drain", records | late)
         wanted = references | {f"late-{plan.key}": references[plan.key] for plan in _plans(lab)[:4]}
-        await judge(relay.url, records | late, wanted, outcome, moved=False)
+        await judge(relay, records | late, wanted, outcome, moves=None)
         rows = _read_trace(lab, "drain", len(wanted), outcome)
         elsewhere = [row for row in rows if row["attempts"][0]["url"] != draining[0].url]
         outcome.facts["migrations while draining"] = outcome.facts.pop("migrations")
@@ -212,7 +263,7 @@ async def poison(lab: Lab, outcome: Outcome) -> None:
         records = await strike_during(relay.url, _load(lab, "poison"), started(BEGUN), send_poison, outcome)
         kept = {f"poison-{i}": msgspec.structs.replace(answer, key=f"poison-{i}") for i, answer in enumerate(answers)}
         _keep(lab, "poison", records | kept)
-        await judge(relay.url, records, references, outcome)
+        await judge(relay, records, references, outcome)
         await trio.sleep(8)  # an engine needs 5 s to die of its scheduler
         dead = [letter for letter, engine in zip("abcd", engines, strict=True) if not engine.child.alive]
         outcome.facts["engines dead"] = len(dead)
@@ -292,10 +343,6 @@ def _read_trace(lab: Lab, name: str, requests: int, outcome: Outcome) -> list[di
     outcome.facts["moved"] = f"{sum(moved)} SSE and {len(moved) - sum(moved)} unary"
     outcome.expect(len(rows) == requests, "trace", f"{len(rows)} rows for {requests} requests")
     return rows
-
-
-def _widest(records: dict[str, Record], references: dict[str, Record]) -> float:
-    return max(widest_difference(fold.answer(records[key]), fold.answer(references[key])) for key in records)
 
 
 async def qualify(home: Path, wanted: Mapping[str, Sequence[str]]) -> list[Outcome]:
