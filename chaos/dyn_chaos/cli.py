@@ -33,6 +33,7 @@ from dyn_chaos.report import Outcome
 from dyn_chaos.run import HISTORY, Setup, run
 from dyn_chaos.verdict import verdict
 from dyn_testkit import fold, history
+from dyn_testkit.history import Fault
 from dyn_testkit.simulation import scenario
 from dyn_testkit.simulation.scenario import Plan, Scenario
 
@@ -52,9 +53,13 @@ def main() -> None:
     """Kill workers under load, then check every answer token by token."""
 
 
+def _tell(fault: Fault) -> None:
+    click.echo(f"{fault.at:8.1f} s  {fault.kind} of {fault.target}: {fault.proof or 'NOTHING IS TO BE SEEN OF IT'}")
+
+
 def _campaign(row: Campaign, setup: Setup, out: Path | None) -> None:
     with _evidence(out) as folder:
-        outcome = _run(partial(run, row, setup), folder)
+        outcome = _run(partial(run, row, setup, heard=_tell), folder)
         if not outcome.ok:
             click.echo(f"seed={setup.seed} commit={simulate.commit()} {shlex.join(['dyn-chaos', *sys.argv[1:]])}")
         _finish(outcome)

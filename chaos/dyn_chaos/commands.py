@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 import dyn_relay.cli
 import dyn_testkit.cli
@@ -39,6 +40,11 @@ def command(row: Campaign, runner: Runner) -> click.Command:
     return click.Command(row.name, callback=callback, params=options.of(row), help=row.text)
 
 
+def _said(name: str) -> bool:
+    """The option is on the command line."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+
 def _bad(option: str, problem: str) -> click.BadParameter:
     return click.BadParameter(problem, param_hint=f"'{option}'")
 
@@ -49,20 +55,28 @@ def _campaign(row: Campaign, given: dict[str, Any]) -> Campaign:
     order = dataclasses.replace(
         row.order, **{name: given[name] for name in ("mode", "target", "duration", "every") if name in given}
     )
-    when = When(streams=given["after_streams"], tokens=given["after_tokens"], at=given["at"])
-    streams = wanted.streams
-    if when.at is None:
-        if wanted.requests is not None and (when.streams or 1) > streams:
-            raise _bad("--after-streams", f"only {streams} of {wanted.requests} requests are streams (--sse)")
-        if when.tokens > wanted.tokens.low:
-            raise _bad("--after-tokens", f"answers may end at token {wanted.tokens.low:g} (--tokens)")
-    elif given["after_streams"] != row.when.streams or given["after_tokens"] != row.when.tokens:
-        raise _bad("--at", "either this, or --after-streams and --after-tokens")
+    when = _when(wanted, given)
     if row.isolated and not given["loss"]:
         raise _bad("--loss", "nothing would be lost")
     choices = _choices(row, given)
     moves = row.moves if choices.loss == 1 else None  # TCP bears some loss
     return dataclasses.replace(row, load=wanted, order=order, when=when, choices=choices, moves=moves)
+
+
+def _when(wanted: Load, given: dict[str, Any]) -> When:
+    counted = _said("after_streams") or _said("after_tokens")
+    if counted and _said("at"):
+        raise _bad("--at", "either this, or --after-streams and --after-tokens")
+    when = When(streams=given["after_streams"], tokens=given["after_tokens"], at=None if counted else given["at"])
+    if when.at is not None:
+        return when
+    if wanted.requests is None and when.streams is None:
+        raise _bad("--after-streams", "a load without end needs a number")
+    if wanted.requests is not None and (when.streams or 1) > wanted.streams:
+        raise _bad("--after-streams", f"only {wanted.streams} of {wanted.requests} requests are streams (--sse)")
+    if when.tokens > wanted.tokens.low:
+        raise _bad("--after-tokens", f"answers may end at token {wanted.tokens.low:g} (--tokens)")
+    return when
 
 
 def _choices(row: Campaign, given: dict[str, Any]) -> Choices:
@@ -127,10 +141,10 @@ def _attached(campaign: Campaign, given: dict[str, Any]) -> tuple[Attached, ...]
     if urls and campaign.isolated:
         raise _bad("--attach", "a running engine cannot be moved into a network namespace")
     if urls and campaign.restarts and campaign.order.duration is not None:
-        raise _bad(
-            "--duration" if given["duration"] != campaign.order.duration else "--attach",
-            "an engine that was not started here cannot be started again",
-        )
+        option = "--duration" if _said("duration") else "--attach"
+        raise _bad(option, "an engine that was not started here cannot be started again")
+    if urls and _said("workers"):
+        raise _bad("--workers", "either this or --attach")
     return tuple(Attached(url, pid) for url, pid in zip(urls, pids, strict=True))
 
 

@@ -84,6 +84,11 @@ def _show(value: float | None) -> str | None:
     return None if value is None else f"{value:g}s"
 
 
+def _default(value: object, otherwise: str) -> bool | str:
+    """How click shall show a default: itself, or what its absence means."""
+    return otherwise if value is None else True
+
+
 def of(row: Campaign) -> list[click.Parameter]:
     """The options of one row, its values their defaults."""
     return [*_of_engines(row), *_of_load(row), *_of_strike(row), *_of_run()]
@@ -168,7 +173,7 @@ def _of_load(row: Campaign) -> list[click.Parameter]:
             "--clients",
             type=click.IntRange(1),
             default=load.clients,
-            show_default="one a request",
+            show_default=_default(load.clients, "one a request"),
             help="Clients, each with one request at a time.",
         ),
         _option(
@@ -235,7 +240,7 @@ def _of_strike(row: Campaign) -> list[click.Parameter]:
             "--after-streams",
             type=click.IntRange(1),
             default=when.streams,
-            show_default="all of them",
+            show_default=_default(when.streams, "all of them"),
             help="Strike once so many streams have begun.",
         ),
         _option(
@@ -249,7 +254,7 @@ def _of_strike(row: Campaign) -> list[click.Parameter]:
             "--at",
             type=_SECONDS,
             default=_show(when.at),
-            show_default=True,
+            show_default=_default(when.at, ""),
             metavar="TIME",
             help="Strike so long after the load began instead.",
         ),
@@ -257,7 +262,7 @@ def _of_strike(row: Campaign) -> list[click.Parameter]:
             "--duration",
             type=_SECONDS,
             default=_show(order.duration),
-            show_default="never",
+            show_default=_default(order.duration, "never"),
             metavar="TIME",
             help="Undo it after this time: start the process again, let it go on, heal.",
         ),
@@ -281,6 +286,7 @@ def _of_strike(row: Campaign) -> list[click.Parameter]:
                 type=click.Choice(list(DEADLY)),
                 show_default=True,
                 default=row.choices.signal.name.removeprefix("SIG"),
+                help="What the processes get.",
             )
         ]
     if "grace" in row.options:

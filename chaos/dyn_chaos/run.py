@@ -11,7 +11,7 @@ import itertools
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +39,7 @@ from dyn_chaos.simulate import commit
 from dyn_chaos.verdict import MOVES, STRIKES, verdict
 from dyn_relay.config import Config
 from dyn_testkit import history
-from dyn_testkit.history import Row, Run
+from dyn_testkit.history import Fault, Row, Run
 from dyn_testkit.oracle import Oracle
 
 HISTORY, SUMMARY = "history.jsonl", "summary.json"
@@ -76,7 +76,11 @@ class Setup:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-async def run(campaign: Campaign, setup: Setup, out: Path) -> Outcome:
+#: Hears of each fault.
+Listener = Callable[[Fault], None]
+
+
+async def run(campaign: Campaign, setup: Setup, out: Path, heard: Listener = lambda _: None) -> Outcome:
     """Run it and leave its folder. Raises `NotReady`, `Unable`, `fold.Incomplete`, `LookupError` for its target."""
     random = Random(f"{campaign.name}/{setup.seed}")
     async with trio.open_nursery() as nursery, _engines(campaign, setup, nursery, out) as workers:
@@ -87,7 +91,8 @@ async def run(campaign: Campaign, setup: Setup, out: Path) -> Outcome:
             begin = trio.current_time()
             about = _about(campaign, setup, workers)
             with Recorder(out / HISTORY, references, about, whole=campaign.load.requests is not None) as recorder:
-                await _play(campaign, setup, Stage(relay, workers, http, plans, begin, random, recorder))
+                stage = Stage(relay, workers, http, plans, begin, random, recorder, heard)
+                await _play(campaign, setup, stage)
                 recorder.note(await sampler.settled(http, relay.url, relay.child.pid, begin))
                 relay.child.send(signal.SIGTERM)
                 with trio.move_on_after(END):
@@ -116,11 +121,17 @@ class Stage:
     begin: float
     random: Random
     recorder: Recorder
+    heard: Listener
 
 
 async def _play(campaign: Campaign, setup: Setup, stage: Stage) -> None:
     """The load and what disturbs it, until both are over."""
-    load, note = campaign.load, stage.recorder.note
+    load = campaign.load
+
+    def note(fault: Fault) -> None:
+        stage.recorder.note(fault)
+        stage.heard(fault)
+
     clients = Clients(
         url=stage.relay.url,
         plans=stage.plans,
@@ -145,7 +156,9 @@ async def _play(campaign: Campaign, setup: Setup, stage: Stage) -> None:
     )
     ended = trio.Event()
     async with trio.open_nursery() as samples:
-        samples.start_soon(sampler.watch, stage.http, stage.relay.url, stage.relay.child.pid, stage.begin, note)
+        samples.start_soon(
+            sampler.watch, stage.http, stage.relay.url, stage.relay.child.pid, stage.begin, stage.recorder.note
+        )
         async with trio.open_nursery() as nursery:
             nursery.start_soon(nemesis.run, campaign.when, load.streams, clients.watch, ended)
             await clients.run()

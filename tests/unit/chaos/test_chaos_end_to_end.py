@@ -2,48 +2,95 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pytest
-import trio
-from dyn_chaos.campaigns.kill_worker import kill_worker
+from click.testing import CliRunner
 from rich.console import Console
 
-from dyn_chaos import engines
+from dyn_chaos.campaigns.base import Load, Order, When
 from dyn_chaos.campaigns.demo import BODY, PLANS, STREAM, demo, verify
-from dyn_chaos.load import plans
+from dyn_chaos.campaigns.table import CAMPAIGNS
+from dyn_chaos.cli import main
+from dyn_chaos.distribution import Distribution
+from dyn_chaos.report import Outcome
+from dyn_chaos.run import Setup, run
+from dyn_relay.config import Config
+from dyn_testkit import history
 from dyn_testkit.engine import Model
 from dyn_testkit.history import Record
 from dyn_testkit.oracle import Oracle
 
 #: A kill takes one request and one system call; the streams last about 50 times as long on an idle machine.
 TICK, TOKENS = "0.02", 64
+MOCK = ("--tick", TICK)
+LOAD = Load(requests=6, tokens=Distribution(TOKENS, TOKENS))
 
 
-async def campaign(logs: Path, dialect: str, *flags: str) -> Any:
-    async with trio.open_nursery() as nursery:
-        workers = [
-            await engines.mock(nursery, f"worker-{i}", logs, ("--tick", TICK, "--dialect", dialect)) for i in range(2)
-        ]
-        outcome = await kill_worker(nursery, workers, plans(6, TOKENS), logs, after=3, tokens=5, flags=flags)
-        nursery.cancel_scope.cancel()
-    return outcome
+async def campaign(out: Path, name: str = "kill-sidecar", load: Load = LOAD, **changes: Any) -> Outcome:
+    row = dataclasses.replace(CAMPAIGNS[name], load=load)
+    row = dataclasses.replace(row, **{key: changes.pop(key) for key in ("when", "order") if key in changes})
+    settings: dict[str, Any] = {"mock": MOCK, "oracle": Oracle(Model()), "relay": row.relay, **changes}
+    return await run(row, Setup(**settings), out)
 
 
-@pytest.mark.parametrize("dialect", ["cumulative", "incremental"])
-async def test_nothing_is_found_when_streams_are_rescued(tmp_path: Path, dialect: str) -> None:
-    outcome = await campaign(tmp_path, dialect)
+def checks(outcome: Outcome) -> set[str]:
+    return {finding.check for finding in outcome.findings}
+
+
+async def test_nothing_is_found_when_streams_are_rescued(tmp_path: Path) -> None:
+    outcome = await campaign(tmp_path, when=When(streams=3, tokens=5), mock=(*MOCK, "--dialect", "incremental"))
     assert outcome.findings == []
-    assert outcome.facts["answers"] == "6/6"
-    assert outcome.facts["migrations"] > 0
+    assert outcome.facts["answers right"] == "6/6"
+    assert outcome.facts["migrated"] > 0
+    seen = history.load(tmp_path / "history.jsonl")
+    [fault] = seen.faults
+    assert (fault.kind, fault.choice["signal"]) == ("kill-sidecar", "SIGKILL")
+    assert "gone" in fault.proof
+    assert len(seen.records) == len(seen.references) == len(seen.rows) == 6
+    assert {"fds", "rss", "dyn_relay_requests_in_flight"} <= seen.samples[-1].values.keys()
+    assert json.loads((tmp_path / "summary.json").read_bytes())["ok"] is True
+    again = CliRunner().invoke(main, ["check", str(tmp_path)])
+    assert again.exit_code == 0, again.output
+    assert "answers right" in again.output
 
 
 async def test_lost_streams_are_found(tmp_path: Path) -> None:
-    outcome = await campaign(tmp_path, "incremental", "--migration-limit", "0")
-    assert "liveness" in {finding.check for finding in outcome.findings}
+    outcome = await campaign(tmp_path, relay=("--migration-limit", "0"), config=Config(migration_limit=0))
+    assert "liveness" in checks(outcome)
+    assert outcome.facts["failed loudly"] > 0
+
+
+async def test_any_engine_is_asked_for_references_and_started_again(tmp_path: Path) -> None:
+    script = str(Path(sys.executable).with_name("dyn-mock-worker"))
+    command = (script, "--port", "{port}", *MOCK)
+    load = Load(requests=4, tokens=Distribution(32, 32))
+    outcome = await campaign(
+        tmp_path, "kill-worker", load, command=command, oracle=None, order=Order(duration=0.0), when=When(streams=1)
+    )
+    assert outcome.findings == []
+    [fault] = history.load(tmp_path / "history.jsonl").faults
+    assert fault.until is not None
+    assert fault.choice["undone"]
+
+
+async def test_a_soak_keeps_no_answer_that_is_right(tmp_path: Path) -> None:
+    load = Load(requests=None, minutes=0.03, clients=4, tokens=LOAD.tokens, sse=0.75)
+    outcome = await campaign(
+        tmp_path, "soak", load, when=When(streams=2, tokens=8), order=Order(duration=0.0, every=1.0)
+    )
+    assert outcome.findings == []
+    seen = history.load(tmp_path / "history.jsonl")
+    assert seen.faults
+    assert seen.references == {}
+    assert {record.checked for record in seen.records.values()} == {True}
+    assert not list(chain(*(record.events for record in seen.records.values())))
+    assert len(seen.rows) == len(seen.records) >= 4
 
 
 async def test_the_demonstration(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 import socket
@@ -19,10 +18,14 @@ from click.testing import CliRunner
 
 import dyn_chaos.cli as chaos
 import dyn_testkit.cli as testkit
+from dyn_chaos.campaigns.base import Campaign
+from dyn_chaos.namespaces import Unable
 from dyn_chaos.processes import NotReady
 from dyn_chaos.report import Outcome
+from dyn_chaos.run import Listener, Setup
 from dyn_testkit.faults import Kind
 from dyn_testkit.fold import Incomplete
+from dyn_testkit.history import Fault
 
 ROOT = Path(__file__).parents[3]
 
@@ -82,34 +85,30 @@ def test_help_names_every_fault_and_every_place() -> None:
 # dyn-chaos
 
 
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--after", "9", "--streams", "4"], "only 2 of 4 requests are SSE streams"),
-        (["--at-token", "50", "--tokens", "8"], "end at token 8"),
-        (["--relay-flag", "--log-level 'warning"], "No closing quotation"),
-        (["--worker", f"http://127.0.0.1:1={2**22 + 1}"], "no process group"),
-    ],
-)
-def test_a_campaign_that_cannot_succeed_is_a_usage_error(flags: list[str], said: str) -> None:
-    result = CliRunner().invoke(chaos.main, ["kill-worker", *flags])
-    assert result.exit_code == 2, result.output
-    assert said in result.output
-
-
 def _kept(output: str) -> Path:
     [folder] = re.findall(r"kept in (\S+):", output)
     return Path(folder)
 
 
 def test_a_process_that_does_not_start_is_a_message_and_its_log_is_kept() -> None:
-    result = CliRunner().invoke(chaos.main, ["kill-worker", "--worker-flag", "--tick 0 --no-such-flag 1"])
+    result = CliRunner().invoke(
+        chaos.main, ["kill-worker", "--engine-cmd", f"{sys.executable} --no-such-flag {{port}}"]
+    )
     assert result.exit_code == 1, result.output
-    assert "Error: worker-0 ended before it was ready" in result.output
-    assert "--no-such-flag" in result.output
+    assert re.search(r"Error: worker-[01] ended before it was ready; see \S+/worker-[01]\.log", result.output)
     folder = _kept(result.output)
-    assert [path.name for path in folder.iterdir()] == ["worker-0.log"]
+    assert any("--no-such-flag" in path.read_text() for path in folder.glob("worker-?.log"))
     shutil.rmtree(folder)
+
+
+def test_what_this_machine_cannot_do_is_skipped_loudly(tmp_path: Path) -> None:
+    async def campaign(_: Path) -> None:
+        async with trio.open_nursery():
+            raise Unable("no nft on the PATH")
+
+    with pytest.raises(chaos.Skipped, match="SKIPPED, nothing was tested: no nft") as skipped:
+        chaos._run(campaign, tmp_path)
+    assert skipped.value.exit_code == 3
 
 
 @pytest.mark.parametrize("error", [NotReady("it has ended"), Incomplete("no reference")])
@@ -133,33 +132,21 @@ def test_a_bug_keeps_its_traceback(tmp_path: Path) -> None:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
-    """A campaign without processes: `found` is what it finds; what it was asked for is left here."""
+    """A campaign without processes: `found` is what it finds; the folder that it was given is left here."""
     asked: dict[str, object] = {"found": False}
 
-    async def mock(_: trio.Nursery, name: str, logs: Path, flags: list[str]) -> str:
-        asked["logs"], asked["worker"] = logs, flags
-        return name
-
-    async def kill_worker(*_: object, flags: list[str], after: int, **__: object) -> Outcome:
-        asked["relay"], asked["after"] = flags, after
-        outcome = Outcome("kill-worker")
+    async def run(row: Campaign, setup: Setup, out: Path, heard: Listener) -> Outcome:
+        asked["logs"] = out
+        outcome = Outcome(row.name)
         outcome.expect(not asked["found"], "vacuous", "nothing was migrated")
+        (out / "summary.json").write_text("{}")
+        heard(Fault("kill", "http://127.0.0.1:1", 2.0))
         return outcome
 
-    monkeypatch.setattr("dyn_chaos.engines.mock", mock)
-    monkeypatch.setattr(chaos, "kill_worker", kill_worker)
+    monkeypatch.setattr(chaos, "run", run)
     yield asked
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(str(asked["logs"]))
-
-
-def test_flags_are_split_as_a_shell_does(seen: dict[str, object]) -> None:
-    flags = ["--relay-flag", "--migration-limit 0", "--relay-flag", "--policy 'a b'", "--relay-flag", "--x"]
-    result = CliRunner().invoke(chaos.main, ["kill-worker", "--streams", "5", *flags])
-    assert result.exit_code == 0, result.output
-    assert seen["relay"] == ["--migration-limit", "0", "--policy", "a b", "--x"]
-    assert seen["worker"] == ["--tick", "0.005"]
-    assert seen["after"] == 3
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -167,17 +154,18 @@ def test_evidence_is_kept_if_and_only_if_something_was_found(seen: dict[str, obj
     seen["found"] = found
     result = CliRunner().invoke(chaos.main, ["kill-worker"])
     assert result.exit_code == found, result.output
+    assert "2.0 s  kill of http://127.0.0.1:1: NOTHING IS TO BE SEEN OF IT" in result.output
     logs = Path(str(seen["logs"]))
     assert logs.exists() is found
     if found:
         assert _kept(result.output) == logs
-        assert json.loads((logs / "report.json").read_bytes())["ok"] is False
+        assert re.search(r"seed=0 commit=\S+ dyn-chaos ", result.output)
 
 
 def test_a_folder_that_was_named_stays(seen: dict[str, object], tmp_path: Path) -> None:
     result = CliRunner().invoke(chaos.main, ["kill-worker", "--out", str(tmp_path / "a" / "b")])
     assert result.exit_code == 0, result.output
-    assert (tmp_path / "a" / "b" / "report.json").exists()
+    assert (tmp_path / "a" / "b" / "summary.json").exists()
 
 
 # without their extras

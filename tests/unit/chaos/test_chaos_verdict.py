@@ -1,0 +1,157 @@
+"""What a history comes to: wrong answers, faults that nobody saw, and runs that have shown nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.recorded_answers import record
+
+from dyn_chaos import report
+from dyn_chaos.cli import main
+from dyn_chaos.report import Outcome
+from dyn_chaos.sampler import GAUGES, MIGRATIONS
+from dyn_chaos.verdict import MOVES, STRIKES, recovery_gaps, verdict
+from dyn_testkit import fold, history
+from dyn_testkit.history import Fault, History, Reference, Run, Sample
+
+URL = "http://127.0.0.1:1"
+
+
+#: What the router calls the request of the recorded answer.
+RID = fold.answer(record("unary")).meta["id"]
+
+
+def attempt(number: int, **changes: Any) -> dict[str, Any]:
+    times = {"started": number + 0.0, "first_token": number + 0.25, "last_token": number + 0.5, "ended": number + 0.75}
+    return {"number": number, "worker": "w", "url": URL, "tokens": 1, "cause": None, **times, **changes}
+
+
+def row(attempts: int = 2, **changes: Any) -> dict[str, Any]:
+    tried = [attempt(number) for number in range(attempts)]
+    return {"rid": RID, "time": 100.0, "migratable": True, "reason": "", "completion_tokens": attempts,
+            "error": "", "prompt_tokens": 3, "attempts": tried, **changes}  # fmt: skip
+
+
+def fault(**changes: Any) -> Fault:
+    settings: dict[str, Any] = {"kind": "kill", "target": URL, "at": 0.5, "proof": "gone", **changes}
+    return Fault(**settings)
+
+
+def sample(**changes: float) -> Sample:
+    return Sample(1.0, {**dict.fromkeys(GAUGES, 0.0), MIGRATIONS: 0.0, **changes})
+
+
+def seen(moves: bool | None = True, **parts: Any) -> History:
+    run = Run(traced=True, began=100.0, settings={MOVES: moves, STRIKES: True})
+    got = record("unary")
+    whole: dict[str, Any] = {
+        "records": {got.key: got}, "references": {got.key: got}, "faults": [fault()], "rows": [row()],
+        "samples": [sample()], **parts,
+    }  # fmt: skip
+    return History(run, **whole)
+
+
+def found(some: History) -> list[str]:
+    return [finding.check for finding in verdict(some).findings]
+
+
+def test_a_good_run_has_no_findings() -> None:
+    outcome = verdict(seen())
+    assert outcome.findings == []
+    assert outcome.facts["answers right"] == "1/1"
+    assert outcome.facts["migrated"] == 1
+    assert outcome.facts["recovery gap p50/p95/max"] == "0.75/0.75/0.75 s"
+
+
+@pytest.mark.parametrize(
+    ("some", "check"),
+    [
+        (seen(rows=[row(1)]), "vacuous"),
+        (seen(faults=[]), "vacuous"),
+        (seen(moves=False), "migrations"),
+        (seen(faults=[fault(proof="")]), "unproven"),
+        (seen(faults=[fault(choice={"undone": ""})]), "unproven"),
+        (seen(rows=[row(migratable=False, reason="stop")]), "unprotected"),
+        (seen(samples=[sample(dyn_relay_requests_in_flight=1.0)]), "leases"),
+        (seen(faults=[fault(kind="drain", until=1.5)]), "drain"),
+    ],
+)
+def test_what_must_not_be_is_found(some: History, check: str) -> None:
+    assert found(some) == [check]
+
+
+def test_a_gauge_that_is_missing_is_found() -> None:
+    assert found(seen(samples=[Sample(1.0, {MIGRATIONS: 1.0})])) == ["gauges", "gauges"]
+
+
+def test_attempts_before_and_after_a_drain_are_none_of_its_business() -> None:
+    assert found(seen(faults=[fault(kind="drain", at=0.1, until=0.9)])) == []
+
+
+def test_without_a_trace_the_proxy_counts_its_migrations() -> None:
+    got = record("unary")
+    some = History(Run(settings={MOVES: True}), {"unary": got}, {"unary": got}, samples=[sample()])
+    assert found(some) == ["vacuous"]
+    some.samples = [sample(**{MIGRATIONS: 2.0})]
+    assert found(some) == []
+    assert verdict(some).facts["migrations"] == 2
+
+
+def test_only_wrong_answers_count_as_such() -> None:
+    good, bad = record("unary"), record("incremental", status=502)
+    some = seen(records={good.key: good, bad.key: bad}, references={good.key: good, bad.key: record("incremental")},
+                rows=[row(), row(rid="other")])  # fmt: skip
+    outcome = verdict(some)
+    assert outcome.facts["answers right"] == "1/2"
+    assert outcome.facts["failed loudly"] == 1
+
+
+def test_a_gap_ends_with_the_next_token_wherever_that_comes_from() -> None:
+    silent = attempt(1, first_token=None, last_token=None)
+    assert list(recovery_gaps({"attempts": [attempt(0), silent, attempt(2)]})) == [1.75]
+    assert list(recovery_gaps({"attempts": [attempt(0, first_token=None, last_token=None), attempt(1)]})) == [1.25]
+    assert list(recovery_gaps({"attempts": [attempt(0)]})) == []
+
+
+@pytest.mark.parametrize(("status", "exit_code"), [(200, 0), (502, 1)])
+def test_a_recorded_history_is_checked_again(tmp_path: Path, status: int, exit_code: int) -> None:
+    history.save(tmp_path / "history.jsonl", [record("unary", status=status), Reference.of(record("unary"))])
+    for path in (tmp_path, tmp_path / "history.jsonl"):
+        result = CliRunner().invoke(main, ["check", str(path)])
+        assert result.exit_code == exit_code, result.output
+        assert ("pass" in result.output) is (exit_code == 0)
+
+
+@pytest.mark.parametrize("content", ["{}\n", None])
+def test_a_folder_without_a_history_is_refused(tmp_path: Path, content: str | None) -> None:
+    if content:
+        (tmp_path / "history.jsonl").write_text(content)
+    result = CliRunner().invoke(main, ["check", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "history.jsonl" in result.output
+
+
+def test_a_history_survives_the_file(tmp_path: Path) -> None:
+    records = [record(mode) for mode in ("unary", "incremental")]
+    history.save(tmp_path / "h.jsonl", records)
+    assert list(history.load(tmp_path / "h.jsonl").records.values()) == records
+    history.save(tmp_path / "h.jsonl", [records[0], records[0]])
+    with pytest.raises(ValueError, match="twice"):
+        history.load(tmp_path / "h.jsonl")
+
+
+def test_a_report_says_what_failed(tmp_path: Path) -> None:
+    good, bad = Outcome("good", {"tokens": 3, "widest": 0.123456}), Outcome("bad")
+    bad.expect(True, "tokens", "fine")
+    bad.expect(False, "tokens", "not fine", "k")
+    report.save(tmp_path / "r.json", [good, bad])
+    document = json.loads((tmp_path / "r.json").read_bytes())
+    assert document["ok"] is False
+    assert [each["ok"] for each in document["outcomes"]] == [True, False]
+    assert document["outcomes"][1]["findings"] == [{"key": "k", "check": "tokens", "message": "not fine"}]
+    assert report.line(good).startswith("pass")
+    assert "tokens x1" in report.line(bad)
