@@ -30,6 +30,8 @@ class Run(Entry, frozen=True, tag="run"):
     #: The router's rows are all here; the workers' arrivals are all here.
     traced: bool = False
     tapped: bool = False
+    #: The workers' URLs, if they are the same throughout the run, and each can take every request.
+    workers: list[str] = []
     #: The router's clock of rows at the beginning of the run.
     began: float = 0.0
     #: Migrations that a request may have before it may fail loudly; None: no request may fail.
@@ -83,7 +85,7 @@ class Record(Entry, frozen=True, tag="request"):
 
 
 class Reference(Record, frozen=True, tag="reference"):
-    """What an undisturbed engine says to the request of the same key, in the same mode or whole."""
+    """What an undisturbed engine says to the request of the same key, in the same mode or whole; be it a refusal."""
 
     @classmethod
     def of(cls, record: Record) -> Reference:

@@ -43,7 +43,7 @@ def subjects(history: History) -> Iterator[Subject]:
     Raises `fold.Incomplete` if a reference is not whole itself.
     """
     for key, record in history.records.items():
-        if key not in history.references or record.left:
+        if key not in history.references or record.left or history.references[key].status != 200:
             continue
         want = fold.answer(history.references[key])
         try:
