@@ -143,6 +143,8 @@ class History:
     rows: list[dict[str, Any]] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    #: What checkers have worked out of the above, for each other; a history that is checked no longer grows.
+    subjects: list[Any] | None = field(default=None, repr=False, compare=False)
 
     def add(self, entry: Entry) -> None:
         """Take one entry. Raises `ValueError` if a key comes twice."""
