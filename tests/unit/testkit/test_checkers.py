@@ -250,8 +250,14 @@ def test_the_widest_difference() -> None:
 
 ROW = {"rid": "own", "time": 0.0, "error": "", "completion_tokens": 4, "prompt_tokens": 3}
 ATTEMPT = {
-    **{"number": 0, "rid": "own", "worker": "w1", "url": "http://a", "cause": None},
-    **{"started": 0.0, "ended": 1.0, "tokens": 4},
+    "number": 0,
+    "rid": "own",
+    "worker": "w1",
+    "url": "http://a",
+    "cause": None,
+    "started": 0.0,
+    "ended": 1.0,
+    "tokens": 4,
 }
 SECOND = {**ATTEMPT, "number": 1, "rid": "other", "started": 2.0, "ended": 3.0}
 WHOLE = {**ROW, "attempts": [ATTEMPT]}
