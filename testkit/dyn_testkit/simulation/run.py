@@ -124,9 +124,16 @@ async def _play(world: World, ran: Ran) -> None:
         last = max((fault.at + fault.duration for fault in plan.faults), default=0.0)
         end = max(last, max(request.at for request in plan.requests)) + 2 * plan.patience
         clients.cancel_scope.deadline = began + end
-    with trio.move_on_after(plan.patience):
-        while any(world.router.gauges.values()):  # noqa: ASYNC110 - gauges are no events
-            await trio.sleep(1)
+    await _settle(world, plan.patience)
+
+
+async def _settle(world: World, patience: float) -> None:
+    """Wait until the router holds nothing any more, as long as that may take; what stays is for a checker to find."""
+    pause = 1.0
+    with trio.move_on_after(patience):
+        while any(world.router.gauges.values()):
+            await trio.sleep(pause)
+            pause *= 2
 
 
 def _reference(oracle: Oracle, request: RequestPlan) -> Reference:
