@@ -14,7 +14,9 @@ from dyn_testkit.history import Record, Reference
 from dyn_testkit.oracle import Oracle
 from dyn_testkit.users import USERS, Wish
 
-#: Of `USERS`: those that can ask for a stream.
+#: Those that send what an engine accepts.
+SENDERS = tuple(name for name in USERS if name != "mistaken")
+#: Of them: those that can ask for a stream.
 STREAMING = ("slime", "slime_agent", "miles", "greedy")
 #: Prompts begin with numbers of their own, so that none is the beginning of another one.
 NUMBERED = 3
@@ -25,7 +27,7 @@ def draw(load: Load, seed: int) -> Iterator[Plan]:
     """Requests without end. Of the first `load.requests`, exactly `load.streams` are streams, in random places."""
     random = Random(f"mix/{seed}")
     block = load.requests or 100
-    users = load.users or tuple(USERS)
+    users = load.users or SENDERS
     number = 0
     while True:
         streams = [place < round(block * load.sse) for place in range(block)]

@@ -14,8 +14,8 @@ from dyn_chaos import distribution, processes
 from dyn_chaos.actions.signals import DEADLY
 from dyn_chaos.campaigns.base import Campaign
 from dyn_chaos.fleet import port_of
+from dyn_chaos.mix import SENDERS
 from dyn_chaos.selection import Mode
-from dyn_testkit.users import USERS
 
 T = TypeVar("T")
 
@@ -211,7 +211,7 @@ def _of_load(row: Campaign) -> list[click.Parameter]:
         _option(
             "--user",
             "users",
-            type=click.Choice(list(USERS)),
+            type=click.Choice(SENDERS),
             multiple=True,
             help="Whose bodies; repeat.  [default: everybody's]",
         ),

@@ -214,6 +214,8 @@ def _about(campaign: Campaign, setup: Setup, workers: Sequence[Engine]) -> Run:
         commit=commit(),
         tolerance=0.0 if setup.oracle is not None else TOLERANCE,
         traced=True,
+        # In a drain one is not there for a while.
+        workers=[worker.url for worker in workers] if campaign.moves is not False else [],
         began=time.time(),
         migration_limit=setup.config.migration_limit if campaign.lenient else None,
         aftermath=AFTERMATH + 2 * setup.config.stall_timeout_secs,
@@ -222,7 +224,6 @@ def _about(campaign: Campaign, setup: Setup, workers: Sequence[Engine]) -> Run:
             MOVES: campaign.moves,
             STRIKES: True,
             "options": dict(setup.options),
-            "workers": {worker.name: worker.url for worker in workers},
             "relay": list(setup.relay),
         },
     )

@@ -19,9 +19,6 @@ from dyn_testkit.history import Fault, History, Record
 #: Keys of `Run.settings` that a campaign sets: as `Campaign.moves`, and that something had to be struck.
 MOVES, STRIKES = "moves", "strikes"
 
-#: Faults that are told one by one.
-SHOWN = 3
-
 
 def verdict(history: History, name: str = "") -> Outcome:
     """Run all checks. Raises `fold.Incomplete` for a reference that is not whole."""
@@ -67,7 +64,7 @@ def _faults(history: History, outcome: Outcome) -> None:
     if history.run.settings.get(STRIKES):
         outcome.expect(bool(history.faults), "vacuous", "the load ended before the first strike")
         done = [f"{kind} x{count}" for kind, count in counts.items()]
-        if 0 < len(history.faults) <= SHOWN:
+        if len(history.faults) == 1:
             done = [f"{fault.kind} of {fault.target} ({fault.proof})" for fault in history.faults]
         outcome.facts["done"] = ", ".join(done) or "nothing"
 

@@ -16,6 +16,7 @@ from dyn_testkit.checkers import (
     counters,
     dialect,
     exactly_once,
+    exclusion,
     experts,
     finish,
     framing,
@@ -28,7 +29,7 @@ from dyn_testkit.checkers import (
     spans,
     tokens,
 )
-from dyn_testkit.checkers.base import Checker, Finding, PerAnswer, subjects
+from dyn_testkit.checkers.base import Checker, Finding
 from dyn_testkit.history import History
 
 CHECKERS: Mapping[str, Checker] = {
@@ -47,6 +48,7 @@ CHECKERS: Mapping[str, Checker] = {
         framing,
         keys,
         exactly_once,
+        exclusion,
         leases,
         leak,
     )
@@ -54,16 +56,11 @@ CHECKERS: Mapping[str, Checker] = {
 
 
 def check(history: History, names: Collection[str] = tuple(CHECKERS)) -> list[Finding]:
-    """Run some checkers, all by default. Each answer is put together once for all of them.
+    """Run some checkers, all by default.
 
     Raises `KeyError` for a name that none has, `fold.Incomplete` for a reference that is not whole.
     """
-    chosen = [CHECKERS[name] for name in names]
-    of_answers = [checker for checker in chosen if isinstance(checker, PerAnswer)]
-    found = [finding for subject in subjects(history) for checker in of_answers for finding in checker.of(subject)]
-    for checker in chosen:
-        found += checker.rest(history) if isinstance(checker, PerAnswer) else checker(history)
-    return found
+    return [finding for name in names for finding in CHECKERS[name](history)]
 
 
 __all__ = ["CHECKERS", "Checker", "Finding", "check"]

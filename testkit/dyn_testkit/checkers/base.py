@@ -42,8 +42,16 @@ def subjects(history: History) -> Iterator[Subject]:
 
     Raises `fold.Incomplete` if a reference is not whole itself.
     """
+    if history.subjects is None:
+        history.subjects = list(_subjects(history))
+    yield from history.subjects
+
+
+def _subjects(history: History) -> Iterator[Subject]:
     for key, record in history.records.items():
         if key not in history.references or record.left or record.checked:
+            continue
+        if history.references[key].status != 200:
             continue
         want = fold.answer(history.references[key])
         try:
@@ -53,24 +61,11 @@ def subjects(history: History) -> Iterator[Subject]:
         yield Subject(record, got, want, history.run.tolerance)
 
 
-def _nothing(history: History) -> Iterator[Finding]:
-    yield from ()
+def per_answer(name: str, check: Callable[[Subject], Iterator[str]]) -> Checker:
+    """A checker out of one that looks at one answer."""
 
-
-@dataclass(frozen=True, slots=True)
-class PerAnswer:
-    """A checker out of one that looks at one whole answer, and maybe one that looks at `rest`."""
-
-    name: str
-    look: Callable[[Subject], Iterator[str]]
-    rest: Checker = _nothing
-
-    def __call__(self, history: History) -> Iterator[Finding]:
-        """Check all of a history."""
+    def checker(history: History) -> Iterator[Finding]:
         for subject in subjects(history):
-            yield from self.of(subject)
-        yield from self.rest(history)
+            yield from (Finding(subject.record.key, name, text) for text in check(subject))
 
-    def of(self, subject: Subject) -> Iterator[Finding]:
-        """Check one answer."""
-        yield from (Finding(subject.record.key, self.name, text) for text in self.look(subject))
+    return checker

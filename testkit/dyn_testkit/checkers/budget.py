@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import DEFAULT_BUDGET, Finding, PerAnswer, Subject
+from dyn_testkit.checkers.base import DEFAULT_BUDGET, Finding, Subject, per_answer
 from dyn_testkit.history import Arrival, History, Record
 from dyn_testkit.laws.numbers import left_of
 
@@ -18,8 +18,12 @@ def _budget(subject: Subject) -> Iterator[str]:
         yield f"finish {reason} after {len(subject.answer.ids)} tokens, {limit} asked for"
 
 
-def _continuations(history: History) -> Iterator[Finding]:
-    """What workers were asked for, where they told."""
+_answers = per_answer("budget", _budget)
+
+
+def check(history: History) -> Iterator[Finding]:
+    """Answers; and, where the workers told what they were asked for, continuations."""
+    yield from _answers(history)
     asked = {key: _asked(record, history.arrivals) for key, record in history.records.items()}
     for key, arrivals in asked.items():
         record = history.records[key]
@@ -40,6 +44,3 @@ def _asked(record: Record, arrivals: list[Arrival]) -> list[Arrival]:
     """What workers were sent of a request, told by its prompt: no prompt of a run begins with another one."""
     prompt = record.body["input_ids"]
     return [arrival for arrival in arrivals if arrival.body.get("input_ids", [])[: len(prompt)] == prompt]
-
-
-check = PerAnswer("budget", _budget, _continuations)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import PerAnswer, Subject
+from dyn_testkit.checkers.base import Subject, per_answer
 
 
 def _counters(subject: Subject) -> Iterator[str]:
@@ -26,4 +26,4 @@ def _counters(subject: Subject) -> Iterator[str]:
             yield f"{name} {answer.meta.get(name)} against {subject.reference.meta[name]}"
 
 
-check = PerAnswer("counters", _counters)
+check = per_answer("counters", _counters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dyn_testkit import fold
-from dyn_testkit.checkers.base import PerAnswer, Subject
+from dyn_testkit.checkers.base import Subject, per_answer
 
 
 def _dialect(subject: Subject) -> Iterator[str]:
@@ -17,4 +17,4 @@ def _dialect(subject: Subject) -> Iterator[str]:
             yield f"{what} stream {got}, the reference {want}"
 
 
-check = PerAnswer("dialect", _dialect)
+check = per_answer("dialect", _dialect)

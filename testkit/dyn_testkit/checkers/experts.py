@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import PerAnswer, Subject
+from dyn_testkit.checkers.base import Subject, per_answer
 
 
 def _experts(subject: Subject) -> Iterator[str]:
@@ -13,4 +13,4 @@ def _experts(subject: Subject) -> Iterator[str]:
         yield f"{len(got or '')} characters of base64 against {len(want or '')}" if got and want else "lost or added"
 
 
-check = PerAnswer("experts", _experts)
+check = per_answer("experts", _experts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import PerAnswer, Subject
+from dyn_testkit.checkers.base import Subject, per_answer
 
 
 def _finish(subject: Subject) -> Iterator[str]:
@@ -15,4 +15,4 @@ def _finish(subject: Subject) -> Iterator[str]:
         yield f"{reasons[-1]} against {subject.reference.meta['finish_reason']}"
 
 
-check = PerAnswer("finish", _finish)
+check = per_answer("finish", _finish)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import PerAnswer, Subject
+from dyn_testkit.checkers.base import Subject, per_answer
 
 
 def _framing(subject: Subject) -> Iterator[str]:
@@ -17,4 +17,4 @@ def _framing(subject: Subject) -> Iterator[str]:
     yield from subject.answer.defects
 
 
-check = PerAnswer("framing", _framing)
+check = per_answer("framing", _framing)

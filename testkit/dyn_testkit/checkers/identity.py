@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import PerAnswer, Subject
+from dyn_testkit.checkers.base import Subject, per_answer
 
 
 def _identity(subject: Subject) -> Iterator[str]:
@@ -16,4 +16,4 @@ def _identity(subject: Subject) -> Iterator[str]:
         yield f"id {ids.pop()!r}, the client said {own!r}"
 
 
-check = PerAnswer("identity", _identity)
+check = per_answer("identity", _identity)

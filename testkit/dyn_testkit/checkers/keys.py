@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dyn_testkit import fold
-from dyn_testkit.checkers.base import VOLATILE, PerAnswer, Subject
+from dyn_testkit.checkers.base import VOLATILE, Subject, per_answer
 from dyn_testkit.oracle import MEASURED
 
 
@@ -31,4 +31,4 @@ def _named(answer: fold.Answer) -> tuple[set[str], set[str], set[str]]:
     return first, set().union(*named[1:-1]), named[-1]
 
 
-check = PerAnswer("keys", _keys)
+check = per_answer("keys", _keys)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dyn_testkit import fold
-from dyn_testkit.checkers.base import PerAnswer, Subject
+from dyn_testkit.checkers.base import Subject, per_answer
 
 
 def _logprobs(subject: Subject) -> Iterator[str]:
@@ -21,7 +21,7 @@ def _logprobs(subject: Subject) -> Iterator[str]:
             yield f"{name} changes within the stream"
 
 
-check = PerAnswer("logprobs", _logprobs)
+check = per_answer("logprobs", _logprobs)
 
 
 def widest_difference(got: fold.Answer, want: fold.Answer) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import PerAnswer, Subject
+from dyn_testkit.checkers.base import Subject, per_answer
 
 
 def _spans(subject: Subject) -> Iterator[str]:
@@ -21,4 +21,4 @@ def _spans(subject: Subject) -> Iterator[str]:
         yield f"weight_versions end at {position}, {len(subject.answer.ids)} tokens"
 
 
-check = PerAnswer("spans", _spans)
+check = per_answer("spans", _spans)

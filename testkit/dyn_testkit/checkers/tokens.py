@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dyn_testkit import fold
-from dyn_testkit.checkers.base import Finding, PerAnswer, Subject
+from dyn_testkit.checkers.base import Finding, Subject, per_answer
 from dyn_testkit.history import History
 
 
@@ -16,13 +16,14 @@ def _tokens(subject: Subject) -> Iterator[str]:
         yield f"{len(got)} ids against {len(want)}; equal up to {same}"
 
 
-def _parts(history: History) -> Iterator[Finding]:
-    """Of answers that were left or aborted."""
+_answers = per_answer("tokens", _tokens)
+
+
+def check(history: History) -> Iterator[Finding]:
+    """Whole answers, and the parts of those that were left or aborted."""
+    yield from _answers(history)
     for key, record in history.records.items():
-        if record.left and key in history.references:
+        if record.left and key in history.references and history.references[key].status == 200:
             got, want = fold.delivered(record), fold.answer(history.references[key]).ids
             if got != want[: len(got)]:
                 yield Finding(key, "tokens", f"{len(got)} ids, not the first ones of the uninterrupted answer")
-
-
-check = PerAnswer("tokens", _tokens, _parts)

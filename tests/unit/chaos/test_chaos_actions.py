@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
@@ -12,14 +13,15 @@ import pytest
 import trio
 
 from dyn_chaos import audit, processes
-from dyn_chaos.actions import Drain, Kill, Scene, Stall, base, leader, members, port_owner, strike
+from dyn_chaos.actions import Drain, Drop, Kill, Scene, Stall, base, leader, members, port_owner, strike
 from dyn_chaos.fleet import Attached, Started
+from dyn_chaos.namespaces import Unable, namespaces
 from dyn_chaos.processes import LISTENING, NotReady
 
 SERVE = """
 import socket, sys
-server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-print(f"listening on http://127.0.0.1:{server.getsockname()[1]}", flush=True)
+server = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print(f"listening on http://{sys.argv[1]}:{sys.argv[2]}", flush=True)
 while True:
     connection, _ = server.accept()
     connection.recv(9999)
@@ -29,7 +31,7 @@ while True:
 #: The server is a child of the leader, as an engine is beside its sidecar's launcher.
 FAMILY = f"""
 import subprocess, sys
-subprocess.run([sys.executable, "-c", {SERVE!r}, sys.argv[1]])
+subprocess.run([sys.executable, "-c", {SERVE!r}, *sys.argv[1:]])
 import signal
 signal.pause()
 """
@@ -37,7 +39,7 @@ signal.pause()
 
 def engine(nursery: trio.Nursery, logs: Path, code: str = SERVE, asked: bool = False) -> Started:
     def command(host: str, port: int) -> list[str]:
-        return [sys.executable, "-c", code, str(port)]
+        return [sys.executable, "-c", code, host, str(port)]
 
     return Started("worker", command, nursery, logs, None if asked else LISTENING)
 
@@ -139,3 +141,32 @@ async def test_an_attached_engine_cannot_be_started_again() -> None:
 def test_nobody_listens_on_a_port_that_is_free() -> None:
     with pytest.raises(LookupError):
         processes.listener(1, processes.free_port())
+
+
+@pytest.mark.parametrize(("share", "kind"), [(1.0, "partition"), (0.5, "loss")])
+async def test_packets_are_lost_in_a_namespace_and_come_again(tmp_path: Path, share: float, kind: str) -> None:
+    async with AsyncExitStack() as stack:
+        try:
+            [home] = await stack.enter_async_context(namespaces(1))
+        except Unable as missing:
+            pytest.skip(str(missing))
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        worker = engine(nursery, tmp_path)
+        worker.namespace = home
+        await worker.start()
+        assert await audit.health(worker.url) == "200"
+        async with everywhere(worker) as http:
+            scene, action = Scene("http://relay", http), Drop(share)
+            assert action.kind == kind
+            if share == 1:
+                assert "cannot be reached" in (await strike(action, scene, worker)).proof
+            else:
+                await action.invoke(scene, worker)
+                assert await audit.wait_for(lambda: lost_by_asking(action, scene, worker), 5)
+            assert await base.undo(action, scene, worker)
+        nursery.cancel_scope.cancel()
+
+
+async def lost_by_asking(action: Drop, scene: Scene, worker: Started) -> str:
+    await audit.health(worker.url, within=0.05)
+    return await action.seen(scene, worker)

@@ -15,9 +15,9 @@ import dyn_chaos.cli as chaos
 from dyn_chaos import commands, namespaces
 from dyn_chaos.campaigns.base import Campaign
 from dyn_chaos.campaigns.table import CAMPAIGNS
+from dyn_chaos.mix import SENDERS
 from dyn_chaos.namespaces import Namespace, Unable
 from dyn_chaos.run import Setup
-from dyn_testkit.users import USERS
 
 HERE = str(os.getpid())
 ATTACH = ["--attach", "http://127.0.0.1:1", "--pid", HERE, "--attach", "http://127.0.0.1:2/", "--pid", HERE]
@@ -162,7 +162,7 @@ def test_every_option_has_a_help_and_names_are_not_taken_twice() -> None:
         assert len(spelled) == len(set(spelled))
         assert all(param.help for param in command.params if isinstance(param, click.Option))
         assert "--out" in CliRunner().invoke(command, ["--help"]).output
-    assert set(USERS) >= set(commands.STREAMING)
+    assert set(SENDERS) >= set(commands.STREAMING)
 
 
 async def test_namespaces_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,16 @@ RID = fold.answer(record("unary")).meta["id"]
 
 def attempt(number: int, **changes: Any) -> dict[str, Any]:
     times = {"started": number + 0.0, "first_token": number + 0.25, "last_token": number + 0.5, "ended": number + 0.75}
-    return {"number": number, "worker": "w", "url": URL, "tokens": 1, "cause": None, **times, **changes}
+    return {
+        "number": number,
+        "worker": "w",
+        "rid": f"w-{number}",
+        "url": URL,
+        "tokens": 1,
+        "cause": None,
+        **times,
+        **changes,
+    }
 
 
 def row(attempts: int = 2, **changes: Any) -> dict[str, Any]:
