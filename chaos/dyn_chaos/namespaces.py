@@ -79,8 +79,9 @@ class Namespace:
             raise Unable(f"`{' '.join(error.cmd)}` failed: {said}") from None
 
     async def remove(self) -> None:
-        """Remove it, with its end of the link and so with the link."""
-        await trio.run_process(["ip", "netns", "delete", self.name], check=False, capture_stderr=True)
+        """Remove it and the link, at once: a namespace alone takes its devices away only some time later."""
+        for what in (["link", "delete", f"{self.name}h"], ["netns", "delete", self.name]):
+            await trio.run_process(["ip", *what], check=False, capture_stderr=True)
 
 
 @asynccontextmanager

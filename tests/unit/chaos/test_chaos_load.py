@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from random import Random
+from typing import Any
 
+import pytest
 import trio
 from chaos_http import chunked, plain, serving
 
-from dyn_chaos import load
+from dyn_chaos import clients, load
+from dyn_chaos.distribution import Distribution
 from dyn_chaos.load import Plan
 from dyn_testkit.history import Record
 from dyn_testkit.watch import Watch, started
@@ -86,6 +90,70 @@ async def test_a_watch_wakes_when_its_condition_holds(autojump_clock: trio.testi
         watch.saw("a", 10)
     assert woken == ["two streams", "ten tokens"]
     await watch.until(started(2))
+
+
+def test_a_watch_forgets_what_has_ended() -> None:
+    watch = Watch()
+    watch.saw("a", 4)
+    watch.finish("a")
+    watch.forget("a")
+    watch.forget("unary, never seen")
+    assert (watch.tokens, watch.ended) == ({}, set())
+    assert not started(1)(watch)
+
+
+async def test_clients_take_turns_and_think(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[float] = []
+
+    async def send(http: object, url: str, plan: Plan, watch: Watch, begin: float) -> Record:
+        begun.append(trio.current_time() - begin)
+        await trio.sleep(2)
+        return Record(plan.key, plan.body)
+
+    monkeypatch.setattr(clients, "send", send)
+    ended: list[tuple[str, Record | None]] = []
+    some = crowd(ended, [Plan(str(number), {}) for number in range(5)], until=trio.current_time() + 8)
+    await some.run()
+    assert begun == pytest.approx([0, 0, 5, 5])  # the fifth would be sent too late
+    assert sorted(key for key, record in ended if record is not None) == ["0", "1", "2", "3"]
+
+
+async def test_clients_give_up_what_is_never_answered_once_nothing_befalls_anybody(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def send(*_: object) -> Record:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(clients, "send", send)
+    ended: list[tuple[str, Record | None]] = []
+    some = crowd(ended, [Plan("k", {})])
+    begin = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(some.run)
+        some.hold(True)
+        await trio.sleep(1000)
+        assert ended == []
+        some.hold(False)
+    assert ended == [("k", None)]
+    assert trio.current_time() - begin == pytest.approx(1060)
+
+
+def crowd(ended: list[tuple[str, Record | None]], plans: list[Plan], **more: Any) -> clients.Clients:
+    """Two clients who think for three seconds."""
+    return clients.Clients(
+        "http://relay",
+        iter(plans),
+        2,
+        Distribution(3, 3),
+        Random(0),
+        lambda plan, record: ended.append((plan.key, record)),
+        trio.current_time(),
+        patience=60.0,
+        **more,
+    )
 
 
 def test_a_load_has_both_modes_and_every_variant() -> None:

@@ -12,7 +12,7 @@ from tests.recorded_answers import IDS, MODES, PROMPT, event, events, record, to
 from dyn_testkit import fold
 from dyn_testkit.checkers import CHECKERS, Finding, check
 from dyn_testkit.checkers.logprobs import widest_difference
-from dyn_testkit.history import Arrival, Fault, History, Record, Run, Sample, load, of_records, save
+from dyn_testkit.history import Arrival, Fault, History, Record, Run, Sample, load, of_records, save, without_answer
 
 TOLERANCE = 1e-4
 
@@ -357,6 +357,14 @@ def test_a_continuation_asks_for_no_more_than_is_left() -> None:
         assert [finding.check for finding in check(history)] == ["budget"]
     history.arrivals = [Arrival("w1", 1.0, {"input_ids": [*PROMPT, *IDS], "sampling_params": {"max_new_tokens": 0}})]
     assert [finding.check for finding in check(history)] == ["budget"]
+
+
+def test_an_answer_that_was_checked_before_needs_no_reference_but_must_still_be_in_time() -> None:
+    for ended, expected in ((1.0, []), (11.0, ["liveness"])):
+        history = run(WHOLE, without_answer(record("unary", ended=ended)))
+        history.references = {}
+        assert [finding.check for finding in check(history)] == expected
+        assert history.records["unary"].text == ""
 
 
 def test_a_history_survives_the_file(tmp_path: Path) -> None:
