@@ -132,7 +132,10 @@ def _evidence(out: Path | None) -> Iterator[Path]:
     try:
         yield folder
     except BaseException:
-        click.echo(f"kept in {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}", err=True)
+        if kept := sorted(path.name for path in folder.iterdir()):
+            click.echo(f"kept in {folder}: {', '.join(kept)}", err=True)
+        elif out is None:
+            folder.rmdir()
         raise
     if out is None:
         shutil.rmtree(folder)

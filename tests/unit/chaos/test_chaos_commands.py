@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 from pathlib import Path
 
 import click
@@ -175,6 +176,17 @@ async def test_namespaces_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(Unable, match="no ip and no nft on the PATH"):
         async with namespaces.namespaces(1):
             pass
+
+
+def test_a_campaign_that_this_machine_cannot_run_ends_with_3_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespaces.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = CliRunner().invoke(chaos.main, ["partition"])
+    assert result.exit_code == 3
+    assert result.output == "Error: SKIPPED, nothing was tested: network namespaces need root\n"
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_namespace_that_cannot_be_made_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
