@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-settings.register_profile("tests")
+settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
