@@ -19,6 +19,9 @@ from dyn_testkit.watch import Watch, started
 
 #: In `Fault.choice`: how its end is known; "" if it was undone and that is not to be seen. Absent: it was not undone.
 UNDONE = "undone"
+#: In `Fault.choice`: [from, to], the time in which it was certainly in effect: from when it was seen until it began to
+#: be undone, or None.
+CERTAIN = "certain"
 
 
 @dataclass(slots=True)
@@ -28,6 +31,8 @@ class Struck:
     engine: Engine
     deed: Deed
     at: float
+    #: When `deed` was seen.
+    seen: float
 
 
 @dataclass(slots=True)
@@ -110,18 +115,20 @@ class Nemesis:
 
     async def _strike(self, engine: Engine) -> None:
         at = self._now()
-        self._struck.append(Struck(engine, await strike(self.action, self.scene, engine), at))
+        deed = await strike(self.action, self.scene, engine)
+        self._struck.append(Struck(engine, deed, at, self._now()))
 
     async def _undo(self, struck: Struck) -> None:
+        began = self._now()
         seen = await undo(self.action, self.scene, struck.engine)
         self._struck.remove(struck)
-        self._note(struck, {UNDONE: seen}, self._now())
+        self._note(struck, {UNDONE: seen, CERTAIN: [struck.seen, began]}, self._now())
 
     async def _leave(self) -> None:
         """Note what stays; undo what must not stay, if the round was broken off."""
         while self._struck:
             struck = self._struck.pop()
-            self._note(struck, {}, None)
+            self._note(struck, {CERTAIN: [struck.seen, None]}, None)
             if self.action.outlasts:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
                     await self.action.undo(self.scene, struck.engine)

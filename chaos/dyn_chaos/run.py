@@ -88,8 +88,8 @@ async def run(campaign: Campaign, setup: Setup, out: Path, heard: Listener = lam
         relay = await engines.relay(nursery, [worker.url for worker in workers], out, setup.relay)
         async with client() as http:
             await _all_ready(Scene(relay.url, http), workers)
-            begin = trio.current_time()
-            about = _about(campaign, setup, workers)
+            begin, wall = trio.current_time(), time.time()
+            about = _about(campaign, setup, workers, wall)
             with Recorder(out / HISTORY, references, about, whole=campaign.load.requests is not None) as recorder:
                 stage = Stage(relay, workers, http, plans, begin, random, recorder, heard)
                 await _play(campaign, setup, stage)
@@ -207,7 +207,7 @@ async def _all_ready(scene: Scene, workers: Sequence[Engine]) -> None:
         raise NotReady(f"the proxy does not find all workers ready: {await audit.states(scene.http, scene.relay)}")
 
 
-def _about(campaign: Campaign, setup: Setup, workers: Sequence[Engine]) -> Run:
+def _about(campaign: Campaign, setup: Setup, workers: Sequence[Engine], began: float) -> Run:
     return Run(
         name=campaign.name,
         seed=setup.seed,
@@ -216,7 +216,7 @@ def _about(campaign: Campaign, setup: Setup, workers: Sequence[Engine]) -> Run:
         traced=True,
         # In a drain one is not there for a while.
         workers=[worker.url for worker in workers] if campaign.moves is not False else [],
-        began=time.time(),
+        began=began,
         migration_limit=setup.config.migration_limit if campaign.lenient else None,
         aftermath=AFTERMATH + 2 * setup.config.stall_timeout_secs,
         patience=setup.patience,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 from dyn_chaos.actions.drain import KIND as DRAIN
-from dyn_chaos.nemesis import UNDONE
+from dyn_chaos.nemesis import CERTAIN, UNDONE
 from dyn_chaos.report import Outcome
 from dyn_chaos.sampler import GAUGES, MIGRATIONS
 from dyn_testkit import checkers, fold
@@ -70,12 +71,12 @@ def _faults(history: History, outcome: Outcome) -> None:
 
 
 def _dispatched(history: History, fault: Fault) -> Iterator[str]:
-    """The rids of attempts that began at a worker during a fault of it."""
-    until = float("inf") if fault.until is None else fault.until
+    """The rids of attempts that began at a worker while a fault of it was certainly in effect."""
+    since, until = fault.choice[CERTAIN]
     for row in history.rows:
         for attempt in row["attempts"]:
             began = row["time"] - history.run.began + attempt["started"]
-            if attempt["url"].rstrip("/") == fault.target and fault.at < began < until:
+            if attempt["url"].rstrip("/") == fault.target and since < began < (until or math.inf):
                 yield row["rid"]
 
 

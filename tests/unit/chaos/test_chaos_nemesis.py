@@ -124,7 +124,7 @@ async def test_nor_has_one_that_found_nothing_to_strike(autojump_clock: trio.tes
     run = Run(engines=[Attached("http://127.0.0.1:9", 9)])
     await run.run(When(at=0.0))
     assert run.faults[0].proof == ""
-    assert run.faults[0].choice == {"problem": "nothing listens there"}
+    assert run.faults[0].choice["problem"] == "nothing listens there"
 
 
 @pytest.mark.usefixtures("healthy")
@@ -135,6 +135,7 @@ async def test_all_at_once_and_back(autojump_clock: trio.testing.MockClock) -> N
     assert sorted(run.action.done[2:]) == ["undo 2", "undo 3"]
     assert [fault.until for fault in run.faults] == [pytest.approx(7)] * 2
     assert all(fault.choice["undone"] for fault in run.faults)
+    assert [fault.choice["certain"] for fault in run.faults] == [pytest.approx([0, 7])] * 2
 
 
 @pytest.mark.usefixtures("healthy")

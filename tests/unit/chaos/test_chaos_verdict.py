@@ -86,7 +86,7 @@ def test_a_good_run_has_no_findings() -> None:
         (seen(faults=[fault(choice={"undone": ""})]), "unproven"),
         (seen(rows=[row(migratable=False, reason="stop")]), "unprotected"),
         (seen(samples=[sample(dyn_relay_requests_in_flight=1.0)]), "leases"),
-        (seen(faults=[fault(kind="drain", until=1.5)]), "drain"),
+        (seen(faults=[fault(kind="drain", choice={"certain": [0.5, None]})]), "drain"),
     ],
 )
 def test_what_must_not_be_is_found(some: History, check: str) -> None:
@@ -98,7 +98,7 @@ def test_a_gauge_that_is_missing_is_found() -> None:
 
 
 def test_attempts_before_and_after_a_drain_are_none_of_its_business() -> None:
-    assert found(seen(faults=[fault(kind="drain", at=0.1, until=0.9)])) == []
+    assert found(seen(faults=[fault(kind="drain", at=0.0, until=1.5, choice={"certain": [0.1, 0.9]})])) == []
 
 
 def test_without_a_trace_the_proxy_counts_its_migrations() -> None:
