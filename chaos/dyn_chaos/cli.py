@@ -18,7 +18,7 @@ import trio
 from rich.console import Console
 
 try:
-    from dyn_chaos import report, simulate
+    from dyn_chaos import html, report, simulate
     from dyn_chaos.campaigns.demo import demo
 except ModuleNotFoundError as missing:
     if missing.name != "httpx":  # the only package that proxy and testkit do without
@@ -79,6 +79,23 @@ def check_command(recorded: Path) -> None:
     except (OSError, ValueError, fold.Incomplete) as error:
         raise click.ClickException(str(error)) from None
     _finish(outcome)
+
+
+@main.command("report")
+@click.argument("recorded", type=click.Path(path_type=Path, exists=True))
+def report_command(recorded: Path) -> None:
+    """Check a recorded history (a JSONL file, or a folder with history.jsonl) and draw it: report.html beside it."""
+    source = recorded / "history.jsonl" if recorded.is_dir() else recorded
+    try:
+        seen = history.load(source)
+        outcome = verdict(seen)
+    except (OSError, ValueError, fold.Incomplete) as error:
+        raise click.ClickException(str(error)) from None
+    page = source.with_name(html.REPORT)
+    page.write_text(html.render(seen, outcome.findings), encoding="utf-8")
+    click.echo(f"{page}: {len(seen.records)} requests, {len(outcome.findings)} findings")
+    if not outcome.ok:
+        sys.exit(1)
 
 
 @main.command("simulate")

@@ -23,7 +23,7 @@ import httpx
 import msgspec
 import trio
 
-from dyn_chaos import audit, engines, fleet, mix, report, sampler
+from dyn_chaos import audit, engines, fleet, html, mix, report, sampler
 from dyn_chaos.actions import Scene
 from dyn_chaos.campaigns.base import Campaign
 from dyn_chaos.clients import Clients
@@ -105,8 +105,10 @@ async def run(campaign: Campaign, setup: Setup, out: Path, heard: Listener = lam
 
 def finish(out: Path) -> Outcome:
     """Judge the history of a folder and write the rest of it."""
-    outcome = verdict(history.load(out / HISTORY))
+    seen = history.load(out / HISTORY)
+    outcome = verdict(seen)
     report.save(out / SUMMARY, [outcome])
+    (out / html.REPORT).write_text(html.render(seen, outcome.findings), encoding="utf-8")
     return outcome
 
 
