@@ -18,7 +18,7 @@ import trio
 from rich.console import Console
 
 try:
-    from dyn_chaos import engines, load, report, simulate
+    from dyn_chaos import engines, html, load, report, simulate
     from dyn_chaos.campaigns.demo import demo
     from dyn_chaos.campaigns.kill_worker import kill_worker
 except ModuleNotFoundError as missing:
@@ -141,6 +141,23 @@ def check_command(recorded: Path) -> None:
         raise click.ClickException(str(error)) from None
     facts = {"records": len(seen.records), "references": len(seen.references)}
     _finish(Outcome(recorded.name, facts, checkers.check(seen)))
+
+
+@main.command("report")
+@click.argument("recorded", type=click.Path(path_type=Path, exists=True))
+def report_command(recorded: Path) -> None:
+    """Check a recorded history (a JSONL file, or a folder with history.jsonl) and draw it: report.html beside it."""
+    source = recorded / "history.jsonl" if recorded.is_dir() else recorded
+    try:
+        seen = history.load(source)
+        findings = checkers.check(seen)
+    except (OSError, ValueError, fold.Incomplete) as error:
+        raise click.ClickException(str(error)) from None
+    page = source.with_name("report.html")
+    page.write_text(html.render(seen, findings), encoding="utf-8")
+    click.echo(f"{page}: {len(seen.records)} requests, {len(findings)} findings")
+    if findings:
+        sys.exit(1)
 
 
 @main.command("simulate")
