@@ -134,8 +134,8 @@ def resumptions(key: str, row: Row, began: float = 0.0) -> Iterator[Gap]:
 
 
 def failed(attempt: Row) -> bool:
-    """An attempt of a row came to grief: it neither ended well nor was given up."""
-    return attempt["cause"] not in (None, "left")
+    """An attempt of a row came to grief: it did not end well, was not given up, nor refused by the engine."""
+    return attempt["cause"] not in (None, "left", "refused")
 
 
 def window(faults: Iterable[Fault]) -> tuple[float, float] | None:

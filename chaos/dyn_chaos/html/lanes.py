@@ -36,7 +36,7 @@ class Attempt(msgspec.Struct, frozen=True):
     tokens: int
     resumed: int
     cause: str | None
-    #: It came to grief, and did not just end or was given up.
+    #: It came to grief: see `measures.failed`.
     cut: bool
     detail: str
 
@@ -46,7 +46,7 @@ class Lane(msgspec.Struct, frozen=True):
 
     key: str
     rid: str
-    #: whole, failed, or left: by its client before the end.
+    #: whole; refused, as an undisturbed engine refuses it; left, by its client before the end; or failed.
     status: str
     #: Why it is not whole; "" if it is.
     why: str
@@ -115,7 +115,7 @@ def draw(history: History, findings: Sequence[Finding]) -> Drawing:
     for finding in findings:
         of_key[_key(finding, history, names)].append((finding.check, finding.message))
     records = sorted(history.records.values(), key=lambda record: record.sent)
-    lanes = [_lane(record, rows.get(record.key), of_key[record.key], history.run.began) for record in records]
+    lanes = [_lane(record, history, rows.get(record.key), of_key[record.key]) for record in records]
     hosts = {attempt.url: attempt.worker for lane in lanes for attempt in lane.attempts}
     begin, end = measures.span(history)
     streams, unary = (
@@ -145,13 +145,13 @@ def _key(finding: Finding, history: History, names: Mapping[str, str]) -> str:
     return finding.key if finding.key in history.records else names.get(finding.key, finding.key)
 
 
-def _lane(record: Record, row: Row | None, findings: list[tuple[str, str]], began: float) -> Lane:
+def _lane(record: Record, history: History, row: Row | None, findings: list[tuple[str, str]]) -> Lane:
     status, why, meta = "whole", "", dict[str, Any]()
     try:
         meta = _once(fold.answer(record).meta)
     except fold.Incomplete as error:
-        status, why = "left" if record.left else "failed", str(error)
-    attempts = [_attempt(attempt, row["time"] - began) for attempt in row["attempts"]] if row else []
+        status, why = _short_of_whole(record, history), str(error)
+    attempts = [_attempt(attempt, row["time"] - history.run.began) for attempt in row["attempts"]] if row else []
     points = _thin(measures.progress(record))
     return Lane(
         key=record.key,
@@ -174,6 +174,13 @@ def _lane(record: Record, row: Row | None, findings: list[tuple[str, str]], bega
         headers=record.headers,
         body={name: _json(_brief(value)) for name, value in record.body.items()},
     )
+
+
+def _short_of_whole(record: Record, history: History) -> str:
+    reference = history.references.get(record.key)
+    if reference is not None and reference.status == record.status != 200:
+        return "refused"
+    return "left" if record.left else "failed"
 
 
 def _attempt(row: Row, offset: float) -> Attempt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from html import escape
 
@@ -34,10 +34,11 @@ def head(history: History, findings: Sequence[Finding], drawing: Drawing) -> str
     verdict = '<span class="verdict bad">FAIL</span>' if findings else '<span class="verdict good">pass</span>'
     origin = [f"seed {run.seed}", *([f"commit {run.commit}"] if run.commit else [])]
     origin += [f"{name} {value}" for name, value in run.settings.items()]
-    count = {status: sum(lane.status == status for lane in lanes) for status in ("whole", "failed", "left")}
+    count = Counter(lane.status for lane in lanes)
+    others = "".join(f", {count[status]} {status}" for status in ("refused", "left") if count[status])
     attempts = [attempt for lane in lanes for attempt in lane.attempts]
     tiles: list[tuple[str, str, str]] = [
-        (f"{len(lanes):,}", "requests", f"{count['whole']} whole, {count['left']} left by their clients"),
+        (f"{len(lanes):,}", "requests", f"{count['whole']} whole{others}"),
         (f"{count['failed']:,}", "failed", "not whole, though the client waited"),
         (f"{len(findings):,}", "findings", "of all checks"),
         (f"{sum(lane.tokens for lane in lanes):,}", "tokens", "that clients got"),

@@ -123,6 +123,14 @@ def test_a_lane_tells_what_became_of_its_request() -> None:
     assert moved["body"]["input_ids"] == '[0, 1, 2, 3, 4, 5, "... 894 more"]'
 
 
+def test_what_an_engine_refuses_has_not_failed() -> None:
+    seen = bare()
+    seen.records["unary"] = record("unary", key="unary", status=400, text="no")
+    assert drawn(seen)["lanes"][1]["status"] == "failed"
+    seen.add(Reference.of(seen.records["unary"]))
+    assert drawn(seen)["lanes"][1]["status"] == "refused"
+
+
 def test_a_fault_has_its_workers_name() -> None:
     [fault] = drawn(*stormy())["faults"]
     assert (fault["kind"], fault["target"], fault["url"]) == ("kill", "w1", "http://127.0.0.1:30001")

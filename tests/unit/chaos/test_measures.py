@@ -64,9 +64,10 @@ def test_a_continuation_begins_with_its_first_token() -> None:
         [attempt(0, "w1")],
         [attempt(0, "w1", cause="cut")],
         [attempt(0, "w1", cause="left"), attempt(1, "w2")],
+        [attempt(0, "w1", cause="refused"), attempt(1, "w2")],
         [attempt(0, "w1", first_token=None, tokens=0, cause="connect"), attempt(1, "w2")],
     ],
-    ids=["whole", "never resumed", "given up", "had not begun"],
+    ids=["whole", "never resumed", "given up", "refused", "had not begun"],
 )
 def test_what_is_no_continuation(attempts: list[dict[str, object]]) -> None:
     assert list(measures.resumptions("k", row("r", 0.0, *attempts))) == []

@@ -55,6 +55,8 @@ function ticks(from, to, count, timely = false) {
   const decimal = [1, 2, 5, 10].find((each) => each * size >= raw) * size;
   const step = timely && raw > 1 ? STEPS.find((each) => each >= raw) ?? decimal : decimal;
   const made = [];
-  for (let number = Math.ceil(from / step - 1e-9); number * step <= to + step * 1e-9; number++) made.push(number * step);
+  for (let number = Math.ceil(from / step - 1e-9); number * step <= to + step * 1e-9; number++) {
+    made.push(number * step);
+  }
   return {step, made};
 }

@@ -3,7 +3,8 @@
 function frame(svg, width, height, low, high, name) {
   for (const fault of data.faults) {
     const from = place(fault.at, width), to = place(until(fault), width);
-    if (to >= 0 && from <= width) draw(svg, "rect", {class: "fault-band", x: from, y: 0, width: Math.max(1.5, to - from), height});
+    if (to < 0 || from > width) continue;
+    draw(svg, "rect", {class: "fault-band", x: from, y: 0, width: Math.max(1.5, to - from), height});
   }
   const y = (value) => height - 2 - (value - low) / (high - low || 1) * (height - 14);
   for (const tick of ticks(low, high, 2).made) {
@@ -30,7 +31,8 @@ function bars(host, height, stacks) {
     let path = "";
     values.forEach((value, bin) => {
       const from = place(data.begin + bin * step, width), to = place(data.begin + (bin + 1) * step, width);
-      if (value && to > 0 && from < width) path += `M${from} ${y(under[bin])}V${y(under[bin] + value)}H${to}V${y(under[bin])}Z`;
+      const low = y(under[bin]), high = y(under[bin] + value);
+      if (value && to > 0 && from < width) path += `M${from} ${low}V${high}H${to}V${low}Z`;
       under[bin] += value;
     });
     draw(svg, "path", {d: path, fill, opacity: 0.8, "shape-rendering": "crispEdges"});
@@ -52,7 +54,7 @@ function lines(host, height, series) {
   series.forEach((each, number) => {
     const stroke = each.worker ? colour(each.worker) : `var(--w${number % 8})`;
     const points = each.at.map((when, i) => `${place(when, width).toFixed(1)} ${y(each.values[i]).toFixed(1)}`);
-    draw(svg, "path", {d: `M${points.join("L")}`, stroke, fill: "none", "stroke-width": 1.6, "stroke-linejoin": "round"});
+    draw(svg, "path", {class: "series", d: `M${points.join("L")}`, stroke});
   });
   return (when) => series.map((each) => {
     const after = each.at.findIndex((one) => one > when);
@@ -80,8 +82,9 @@ function sampleCharts() {
       continue;
     }
     const figure = make(at("charts"), "figure");
-    const range = `${short(Math.min(...all), name)} to ${short(Math.max(...all), name)}, at the end ${last.map((value) => short(value, name)).join(", ")}`;
-    make(figure, "figcaption", {}, name, make(null, "span", {}, range));
+    const range = `${short(Math.min(...all), name)} to ${short(Math.max(...all), name)}`;
+    const end = last.map((value) => short(value, name)).join(", ");
+    make(figure, "figcaption", {}, name, make(null, "span", {}, `${range}, at the end ${end}`));
     const host = make(figure, "div", {class: "track"});
     let tell;
     listeners.push(() => { tell = lines(host, 90, series); });

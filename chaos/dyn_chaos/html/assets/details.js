@@ -38,7 +38,9 @@ function showLane(row) {
   chosen = row;
   row.classList.add("chosen");
   const lane = row.lane, inner = open(lane.key);
-  for (const [check, message] of lane.findings) make(inner, "p", {class: "problem"}, make(null, "b", {}, check), ` ${message}`);
+  for (const [check, message] of lane.findings) {
+    make(inner, "p", {class: "problem"}, make(null, "b", {}, check), ` ${message}`);
+  }
   pairs(inner, [
     ["answer", `${lane.status}${lane.why ? `: ${lane.why}` : ""}`], ["rid", lane.rid], ["status", lane.http],
     ["mode", lane.streaming ? "stream" : "unary"], ["sent", clock(lane.sent)], ["ended", clock(lane.ended)],
@@ -46,7 +48,12 @@ function showLane(row) {
     ["longest pause", lane.pause === null ? null : lasting(lane.pause)],
   ]);
   if (lane.attempts.length) showAttempts(inner, lane);
-  const parts = {"The answer’s counters": lane.meta, "The router’s row": lane.row, Request: lane.body, "Response headers": lane.headers};
+  const parts = {
+    "The answer’s counters": lane.meta,
+    "The router’s row": lane.row,
+    Request: lane.body,
+    "Response headers": lane.headers,
+  };
   for (const [title, part] of Object.entries(parts)) {
     if (!Object.keys(part).length) continue;
     make(inner, "h3", {}, title);
@@ -72,11 +79,14 @@ function showAttempts(inner, lane) {
   });
 }
 
+const undone = (fault) => fault.until === null ? "never" : clock(fault.until);
+
 function showFault(fault) {
   close();
+  const lasted = fault.until === null ? null : lasting(fault.until - fault.at);
   pairs(open(`${fault.kind} ${fault.target}`), [
-    ["target", fault.url], ["began", clock(fault.at)], ["undone", fault.until === null ? "never" : clock(fault.until)],
-    ["lasted", fault.until === null ? null : lasting(fault.until - fault.at)], ["proof", fault.proof], ["choice", fault.choice],
+    ["target", fault.url], ["began", clock(fault.at)], ["undone", undone(fault)], ["lasted", lasted],
+    ["proof", fault.proof], ["choice", fault.choice],
   ]);
 }
 
@@ -92,7 +102,8 @@ chips.forEach((chip, number) => {
   const fault = data.faults[number];
   chip.addEventListener("click", () => showFault(fault));
   chip.addEventListener("dblclick", () => around(fault.at, until(fault)));
-  chip.addEventListener("pointermove", (event) => say(event, `${chip.textContent}\n${clock(fault.at)} to ${fault.until === null ? "the end" : clock(fault.until)}\n${fault.proof}`));
+  const told = `${chip.textContent}\nat ${clock(fault.at)}, undone ${undone(fault)}\n${fault.proof}`;
+  chip.addEventListener("pointermove", (event) => say(event, told));
   chip.addEventListener("pointerleave", (event) => say(event, ""));
 });
 panel.querySelector(".close").addEventListener("click", close);

@@ -49,8 +49,10 @@ function drawAttempt(lane, attempt, svg, x, y) {
     const first = x(attempt.first);
     drawCurve(svg, `M${first} ${FOOT}V${y(attempt.resumed)}L${Math.max(first + 1, to)} ${y(upto)}V${FOOT}Z`, fill);
   }
-  const room = to - Math.max(from, 0) - (attempt.cut && to - from > wide(attempt.cause) ? wide(attempt.cause) : 0);
-  if (room > wide(attempt.worker)) draw(svg, "text", {class: "halo", x: Math.max(from, 0) + 5, y: TOP + 13}, attempt.worker);
+  const taken = attempt.cut && to - from > wide(attempt.cause) ? wide(attempt.cause) : 0;
+  const room = to - Math.max(from, 0) - taken;
+  if (room <= wide(attempt.worker)) return;
+  draw(svg, "text", {class: "halo", x: Math.max(from, 0) + 5, y: TOP + 13}, attempt.worker);
 }
 
 // The client's tokens from one total to another, as steps; the last step lasts until `ended` or its own time.
@@ -68,10 +70,10 @@ function drawMarks(lane, attempt, svg, x) {
   if (attempt.cut) {
     const here = x(attempt.ended);
     draw(svg, "path", {class: "cut", d: `M${here} 1V${FOOT + 2}M${here - 3.5} 1l7 7m0 -7l-7 7`});
-    const room = here - x(attempt.started), need = wide(attempt.cause);
-    if (room > need) draw(svg, "text", {class: "halo cause", x: here - 6, y: TOP + 13, "text-anchor": "end"}, attempt.cause);
-    else if (attempt === lane.attempts[0]) {
-      draw(svg, "text", {class: "halo cause", x: here - room - 7, y: TOP + 13, "text-anchor": "end"}, attempt.cause);
+    const length = here - x(attempt.started), fits = length > wide(attempt.cause);
+    if (fits || attempt === lane.attempts[0]) {
+      const end = here - (fits ? 6 : length + 7);
+      draw(svg, "text", {class: "halo cause", x: end, y: TOP + 13, "text-anchor": "end"}, attempt.cause);
     }
   }
   if (attempt.resumed && attempt.first !== null) {

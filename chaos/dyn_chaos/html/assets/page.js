@@ -19,7 +19,8 @@ const words = lanes.map((lane) => [
 let kind = 0;
 
 const choices = KINDS.map(([name, holds], number) => {
-  const button = make(at("kinds"), "button", {"data-kind": name}, name, make(null, "span", {}, String(lanes.filter(holds).length)));
+  const count = make(null, "span", {}, String(lanes.filter(holds).length));
+  const button = make(at("kinds"), "button", {"data-kind": name}, name, count);
   button.addEventListener("click", () => choose(number));
   return button;
 });
@@ -84,14 +85,17 @@ function legend(text, paint) {
 }
 
 for (const worker of data.workers) {
-  legend(worker, (svg) => draw(svg, "rect", {x: 1, y: 1, width: 14, height: 12, rx: 2, fill: colour(worker), style: "opacity: var(--fill)"}));
+  const fill = {fill: colour(worker), style: "opacity: var(--fill)"};
+  legend(worker, (svg) => draw(svg, "rect", {x: 1, y: 1, width: 14, height: 12, rx: 2, ...fill}));
 }
 legend("cut", (svg) => draw(svg, "path", {class: "cut", d: "M8 0V14M4.5 1l7 7m0 -7l-7 7"}));
 legend("no worker", (svg) => draw(svg, "path", {class: "wait", d: "M0 8H16"}));
 legend("first token of a continuation", (svg) => draw(svg, "path", {class: "resumed", d: "M8 2l5 5l-5 5l-5 -5Z"}));
 legend("failed", (svg) => draw(svg, "path", {class: "cut", d: "M4 3l8 8m0 -8l-8 8"}));
 legend("the client left", (svg) => draw(svg, "circle", {class: "gone", cx: 8, cy: 7, r: 3.5}));
-if (data.faults.length) legend("a fault", (svg) => draw(svg, "rect", {width: 16, height: 14, style: "fill: var(--band-edge)"}));
+if (data.faults.length) {
+  legend("a fault", (svg) => draw(svg, "rect", {width: 16, height: 14, style: "fill: var(--band-edge)"}));
+}
 
 sampleCharts();
 choose(0);

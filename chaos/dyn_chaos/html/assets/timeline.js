@@ -14,7 +14,8 @@ const watcher = new IntersectionObserver((entries) => {
 }, {root: timeline, rootMargin: "300px 0px"});
 
 const rows = lanes.map((lane, number) => {
-  const row = make(null, "div", {class: `lane ${lane.status}${lane.findings.length ? " found" : ""}`, id: `lane-${number}`});
+  const found = lane.findings.length ? " found" : "";
+  const row = make(null, "div", {class: `lane ${lane.status}${found}`, id: `lane-${number}`});
   const name = make(row, "button", {class: "name", title: `${lane.key} ${lane.rid}`}, make(null, "i", {class: "dot"}));
   make(name, "b", {}, lane.key);
   make(name, "small", {}, `${lane.tokens} tok`);
@@ -25,8 +26,8 @@ const rows = lanes.map((lane, number) => {
 });
 host.append(...rows);
 
-const marks = data.faults.map((fault) => make(at("bands"), "div", {class: fault.until === null ? "" : "ends"}));
-const chips = data.faults.map((fault) => make(at("faults"), "button", {class: "fault"}, `${fault.kind} ${fault.target}`));
+const marks = data.faults.map(({until}) => make(at("bands"), "div", {class: until === null ? "" : "ends"}));
+const chips = data.faults.map(({kind, target}) => make(at("faults"), "button", {class: "fault"}, `${kind} ${target}`));
 at("faultrow").hidden = !data.faults.length;
 
 let tellRates;
@@ -35,10 +36,12 @@ function drawTop() {
   const axis = at("axis"), [svg, width] = canvas(axis, 20);
   const {step, made} = ticks(view.from, view.to, Math.max(2, Math.floor(width / 110)), true);
   for (const tick of made) {
-    draw(svg, "line", {class: "grid", x1: place(tick, width), x2: place(tick, width), y1: 0, y2: 5});
-    draw(svg, "text", {x: place(tick, width), y: 16, "text-anchor": place(tick, width) < 20 ? "start" : "middle"}, clock(tick, step));
+    const x = place(tick, width);
+    draw(svg, "line", {class: "grid", x1: x, x2: x, y1: 0, y2: 5});
+    draw(svg, "text", {x, y: 16, "text-anchor": x < 20 ? "start" : "middle"}, clock(tick, step));
   }
-  tellRates = bars(at("rates"), 64, [["var(--rate)", "of streams", data.streams], ["var(--pale)", "of unary answers", data.unary]]);
+  const stacks = [["var(--rate)", "of streams", data.streams], ["var(--pale)", "of unary answers", data.unary]];
+  tellRates = bars(at("rates"), 64, stacks);
   drawFaults(width);
   let top = 0;
   for (const row of timeline.querySelectorAll(".top:not([hidden])")) {
@@ -92,7 +95,8 @@ hover(at("rates"), () => tellRates);
 timeline.addEventListener("wheel", (event) => {
   const box = at("axis").getBoundingClientRect();
   const sideways = event.shiftKey ? event.deltaY || event.deltaX : event.deltaX;
-  if (event.ctrlKey || event.metaKey) zoom(1.0015 ** event.deltaY, Math.min(1, Math.max(0, (event.clientX - box.left) / box.width)));
+  const share = Math.min(1, Math.max(0, (event.clientX - box.left) / box.width));
+  if (event.ctrlKey || event.metaKey) zoom(1.0015 ** event.deltaY, share);
   else if (Math.abs(sideways) > Math.abs(event.shiftKey ? 0 : event.deltaY)) shift(sideways / box.width);
   else return;
   event.preventDefault();
