@@ -15,6 +15,9 @@ from dyn_chaos.html.lanes import draw, places
 from dyn_testkit.checkers import CHECKERS, Finding
 from dyn_testkit.history import History
 
+#: Its name in the folder of a run.
+REPORT = "report.html"
+
 #: One script each; they share one scope, in this order.
 SCRIPTS = ("base", "view", "charts", "lane", "timeline", "details", "page")
 
