@@ -3,11 +3,11 @@
 A law is a plain function of `Observed`: a request, the faults of its attempts, and what the client and the
 workers saw. A `Backend` makes the observation::
 
-    seen = backend.observe(Scenario(body, faults=((faults.at_token(3), faults.CLOSE),), dialects=("incremental",)))
+    seen = backend.observe(Case(body, faults=((faults.at_token(3), faults.CLOSE),), dialects=("incremental",)))
     laws.equivalence(seen, oracle)
 
 `levels` has two backends ready: a format's exchange without I/O, and any router that is reached over HTTP with a
-`Stage` of mock workers behind it. `scenarios` has Hypothesis strategies (and needs Hypothesis), `Sometimes` counts the
+`Stage` of mock workers behind it. `cases` has Hypothesis strategies (and needs Hypothesis), `Sometimes` counts the
 hard cases that a run must have met.
 """
 
@@ -23,7 +23,7 @@ from dyn_testkit.laws.laws import (
     truncation,
 )
 from dyn_testkit.laws.numbers import join_rows, left_of, rows_survive, split_rows
-from dyn_testkit.laws.observed import Attempt, Backend, Observed, Planned, Scenario
+from dyn_testkit.laws.observed import Attempt, Backend, Case, Observed, Planned
 from dyn_testkit.laws.sometimes import GOALS, NeverHappened, Sometimes
 from dyn_testkit.laws.stage import Stage
 
@@ -31,10 +31,10 @@ __all__ = [
     "GOALS",
     "Attempt",
     "Backend",
+    "Case",
     "NeverHappened",
     "Observed",
     "Planned",
-    "Scenario",
     "Sometimes",
     "Stage",
     "admission",

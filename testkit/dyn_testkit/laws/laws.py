@@ -44,7 +44,7 @@ def equivalence(seen: Observed, oracle: Oracle) -> None:
     _require(response.status == 200, law, seen, f"status {response.status}")
     _require(response.complete, law, seen, f"the answer broke off: {response.broken}")
     wanted = oracle.answer(seen.request)
-    if not seen.scenario.streaming:
+    if not seen.case.streaming:
         wrong = differences(response.json(), wanted)
         _require(not wrong, law, seen, "; ".join(wrong))
         return
@@ -109,7 +109,7 @@ def admission(seen: Observed, reason: str) -> None:
     if not reason:
         return
     for number, attempt in enumerate(seen.attempts):
-        _require(attempt.body == seen.scenario.body, law, seen, f"attempt {number} is not what the client sent")
+        _require(attempt.body == seen.case.body, law, seen, f"attempt {number} is not what the client sent")
         _require(not number or not _began(seen.attempts[number - 1]), law, seen, "continued, though it must not be")
     if seen.attempts and not _ended(seen.attempts[-1], seen):
         loud = response.status >= 500 or not response.complete
@@ -123,7 +123,7 @@ def _began(attempt: Attempt) -> bool:
 
 def _ended(attempt: Attempt, seen: Observed) -> bool:
     """The worker sent all of an answer, but for what only says that it is over."""
-    answer, streaming = attempt.answer, seen.scenario.streaming
+    answer, streaming = attempt.answer, seen.case.streaming
     events = answer.events() if streaming else []
     if answer.complete or b"[DONE]" in events or any(data.startswith(b'{"error":') for data in events):
         return True
@@ -180,7 +180,7 @@ def snapshot(seen: Observed) -> None:
     law, request = "snapshot", seen.request
     if not seen.response.complete or seen.response.status != 200:
         return
-    values = seen.response.values() if seen.scenario.streaming else [seen.response.json()]
+    values = seen.response.values() if seen.case.streaming else [seen.response.json()]
     untold = [number for number in range(len(seen.attempts)) if not seen.resumed(number)]
     source = _first_meta(seen.attempts[untold[-1]])
     wanted: dict[str, Any] = {"prompt_tokens": len(request["input_ids"])}
@@ -237,8 +237,8 @@ def passthrough(seen: Observed, *, rewritten: bool) -> None:
     _require(len(seen.attempts) == 1, law, seen, f"{len(seen.attempts)} attempts")
     attempt = seen.attempts[0]
     if not rewritten:
-        _require(attempt.body == seen.scenario.body, law, seen, "the worker did not get what the client sent")
-    if rewritten and not seen.scenario.streaming:
+        _require(attempt.body == seen.case.body, law, seen, "the worker did not get what the client sent")
+    if rewritten and not seen.case.streaming:
         return
     answer = attempt.answer
     if not answer.complete or (answer.status >= 500 and not seen.response.complete):
@@ -257,7 +257,7 @@ def no_false_success(seen: Observed, oracle: Oracle) -> None:
     For a careless client (`answers.sample`) whose HTTP library is h11 or httpx: whatever it takes for a finished sample
     has all the tokens of the oracle's. A stream that failed carries one error event, no `[DONE]`, and broken framing.
     """
-    law, response, streaming = "no false success", seen.response, seen.scenario.streaming
+    law, response, streaming = "no false success", seen.response, seen.case.streaming
     whole = oracle.answer(seen.request)["output_ids"]
     readings = {"h11": response if response.complete else None}
     if response.wire:

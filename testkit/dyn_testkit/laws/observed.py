@@ -1,6 +1,6 @@
 """What a law looks at: a request under a plan of faults, and what came of it.
 
-A `Backend` turns a `Scenario` into `Observed`. The same law runs on every backend: a format's exchange without any I/O,
+A `Backend` turns a `Case` into `Observed`. The same law runs on every backend: a format's exchange without any I/O,
 a router over the network in memory, a router over real sockets, processes, live engines.
 """
 
@@ -22,7 +22,7 @@ Planned = tuple[Where, What] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class Case:
     """One request and what shall happen to it."""
 
     #: The client's body, as it is sent.
@@ -83,9 +83,9 @@ class Attempt:
 
 @dataclass(slots=True)
 class Observed:
-    """A scenario and what came of it."""
+    """A case and what came of it."""
 
-    scenario: Scenario
+    case: Case
     #: What the client got.
     response: Response
     #: The dispatches that workers saw, in order.
@@ -98,7 +98,7 @@ class Observed:
     @property
     def request(self) -> dict[str, Any]:
         """The client's body, parsed."""
-        return self.scenario.request
+        return self.case.request
 
     def resumed(self, attempt: int) -> int:
         """Tokens that an attempt took for delivered: what its prompt is longer than the client's."""
@@ -116,7 +116,7 @@ class Observed:
 
     def __str__(self) -> str:
         """For the message of a law that does not hold."""
-        lines = [f"  {self.scenario!r}"]
+        lines = [f"  {self.case!r}"]
         for number, attempt in enumerate(self.attempts):
             fired = "its fault fired" if attempt.fired else "left alone"
             lines.append(f"  attempt {number}, {attempt.dialect}, {fired}: {attempt.body.decode('utf-8', 'replace')}")
@@ -129,5 +129,5 @@ class Observed:
 class Backend(Protocol):
     """Anything that answers requests while its workers fail."""
 
-    def observe(self, scenario: Scenario) -> Observed:
+    def observe(self, case: Case) -> Observed:
         """Send the request, let the faults happen, and come back when all is over."""
