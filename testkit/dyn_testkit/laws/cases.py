@@ -28,7 +28,7 @@ CUTS: tuple[What, ...] = (faults.CLOSE, faults.RESET)
 
 #: Fields that mean nothing to SGLang or to a router, with values that a careless one would spoil.
 _STRANGE: dict[str, Any] = {
-    "custom_labels": {"a": [1, 2.50, None], "ü": "\ud83d\ude00\n"},
+    "labels_of_mine": {"a": [1, 2.50, None], "ü": "\ud83d\ude00\n"},
     "conversation_id": "c/1",
     "a_future_field": 2**63 - 1,
     "priority": -(2**63),
@@ -216,10 +216,11 @@ NEUTRAL: tuple[dict[str, Any], ...] = (
 def judged_bodies(model: Model = MODEL, max_tokens: int = MAX_TOKENS) -> st.SearchStrategy[tuple[bytes, str]]:
     """Bodies with what an admission must say of them: the field that forbids a continuation, or ""."""
     extras = st.one_of(st.sampled_from(REFUSED), st.sampled_from(NEUTRAL).map(lambda fields: (fields, "")))
-    return st.builds(_merged, requests(model, max_tokens), extras, st.booleans())
+    return st.builds(judged, requests(model, max_tokens), extras, st.booleans())
 
 
-def _merged(body: dict[str, Any], extra: tuple[dict[str, Any], str], stream: bool) -> tuple[bytes, str]:
+def judged(body: dict[str, Any], extra: tuple[dict[str, Any], str], stream: bool) -> tuple[bytes, str]:
+    """A request with the fields of `extra` (of `REFUSED`, say), and what an admission must say of it."""
     fields, reason = extra
     sampling = {**body["sampling_params"], **fields.get("sampling_params", {})}
     return json.dumps({**body, **fields, "stream": stream, "sampling_params": sampling}).encode(), reason

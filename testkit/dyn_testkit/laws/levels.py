@@ -136,7 +136,7 @@ class _Drive:
             client.body += rest + exchange.last_words()
         else:
             answer = exchange.answer(trio.current_time())
-            client.status, client.body = answer.status, answer.body
+            self._whole(answer.status, answer.body)
         client.complete = True
 
     def _fail(self, exchange: Exchange, reason: str) -> None:
@@ -146,7 +146,14 @@ class _Drive:
             client.broken = "eof"
         else:
             answer = exchange.failure(502, reason, reason, True)
-            client.status, client.body, client.complete = answer.status, answer.body, True
+            self._whole(answer.status, answer.body)
+            client.complete = True
+
+    def _whole(self, status: int, body: bytes) -> None:
+        """An answer of ours, whatever the workers' were."""
+        client = self._client
+        client.headers = [*client.headers[:1], (b"content-type", b"application/json")]
+        client.status, client.body = status, body
 
 
 def _pieces(data: bytes, how: Fragmentation) -> list[bytes]:

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from dyn_testkit.client import Response
 from dyn_testkit.faults import What, Where
 from dyn_testkit.laws.answers import read_answer
+from dyn_testkit.laws.sglang import SGLANG
+from dyn_testkit.laws.wire import Wire
 from dyn_testkit.simnet import WHOLE, Fragmentation
 from dyn_testkit.worker import Dialect
 
@@ -35,6 +37,8 @@ class Case:
     fragmentation: Fragmentation = WHOLE
     #: The router knows what its workers say of themselves (where the level can choose).
     introduced: bool = True
+    #: How the body is spelled, and the answers to it.
+    wire: Wire = field(default=SGLANG, repr=False)
 
     @property
     def request(self) -> dict[str, Any]:
@@ -62,7 +66,8 @@ class Attempt:
 
     #: The body that the worker got.
     body: bytes
-    dialect: Dialect
+    #: None: the backend has only one.
+    dialect: Dialect | None = None
     fault: Planned = None
     #: The fault has happened.
     fired: bool = False
@@ -102,7 +107,8 @@ class Observed:
 
     def resumed(self, attempt: int) -> int:
         """Tokens that an attempt took for delivered: what its prompt is longer than the client's."""
-        return len(self.attempts[attempt].sent["input_ids"]) - len(self.request["input_ids"])
+        wire = self.case.wire
+        return len(wire.prompt(self.attempts[attempt].body)) - len(wire.prompt(self.case.body))
 
     def redialled(self, attempt: int) -> bool:
         """The attempt before this one died without a byte, as on an aged connection, and was sent again as it was."""
@@ -119,7 +125,8 @@ class Observed:
         lines = [f"  {self.case!r}"]
         for number, attempt in enumerate(self.attempts):
             fired = "its fault fired" if attempt.fired else "left alone"
-            lines.append(f"  attempt {number}, {attempt.dialect}, {fired}: {attempt.body.decode('utf-8', 'replace')}")
+            what = f"attempt {number}, {attempt.dialect}" if attempt.dialect else f"attempt {number}"
+            lines.append(f"  {what}, {fired}: {attempt.body.decode('utf-8', 'replace')}")
         got = self.response
         ended = "complete" if got.complete else got.broken or "incomplete"
         lines.append(f"  the client got {got.status}, {ended}: {got.body[-600:]!r}")

@@ -90,6 +90,9 @@ class _Part(FaultPlan):
         self._attempts[seen.index].fired = True
         super().record(fault, seen)
 
+    async def released(self) -> None:
+        await self._stage.released.wait()
+
 
 class Stage:
     """Mock workers with one model. `run` them, `begin` a case, send its request, then `attempts` tells."""
@@ -111,6 +114,8 @@ class Stage:
             for number, (tap, part, dialect) in enumerate(zip(self._taps, self._parts, dialects, strict=True))
         ]
         self._case = Case(b"{}")
+        #: Stalled answers of this case go on.
+        self.released = trio.Event()
         #: (attempt, its connection, where its answer begins in what was sent there).
         self._entered: list[tuple[Attempt, _TappedConnection, int]] = []
 
@@ -130,6 +135,7 @@ class Stage:
         """Forget what was seen; each worker gets another part of the prompt into its cache, so that counts differ."""
         self._case = case
         self._entered = []
+        self.released = trio.Event()
         prompt = case.request.get("input_ids") or []
         if not all(isinstance(token, int) for token in prompt):
             return
@@ -138,6 +144,12 @@ class Stage:
             for token in prompt[: (number + 1) % 4]:
                 history = mix(history, token)
                 worker.scheduler.cache.add(history)
+
+    async def mend(self) -> None:
+        """The faults stop: stalled answers go on, dead workers come back."""
+        self.released.set()
+        for worker in self.workers:
+            await worker.restart()
 
     def enter(self, number: int, seen: Seen) -> Attempt:
         """A worker has read a generation: the next attempt."""
