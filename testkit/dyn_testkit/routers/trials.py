@@ -59,6 +59,8 @@ _HARMLESS: tuple[dict[str, Any], ...] = (
     {"rid": "c"},
     {"a_future_field": [1, 2.5, None, "ü"]},
     {"return_logprob": True},
+    {"return_prompt_token_ids": True},
+    {"sampling_params": {**_SAMPLING, "logit_bias": {"3": 1.5}}},
 )
 #: Requests that a worker refuses.
 _INVALID: tuple[dict[str, Any], ...] = (
