@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test laws lint live bench soak clean
+.PHONY: demo test laws mutants lint live bench soak clean
 
 demo: $(STAMP)
 	$(BIN)/dyn-chaos demo
@@ -15,6 +15,10 @@ test: $(STAMP)
 # The laws on examples that no run has seen yet: a seed of its own each time, told if it fails.
 laws: $(STAMP)
 	DYN_SEED=$$(od -An -N4 -tu4 /dev/urandom | tr -d ' ') $(BIN)/pytest properties
+
+# Ten bugs planted in the proxy, one at a time: the simulator must find each (some minutes).
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants/hunt.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

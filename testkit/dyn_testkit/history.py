@@ -30,6 +30,8 @@ class Run(Entry, frozen=True, tag="run"):
     #: The router's rows are all here; the workers' arrivals are all here.
     traced: bool = False
     tapped: bool = False
+    #: The workers' URLs, if they are the same throughout the run, and each can take every request.
+    workers: list[str] = []
     #: The router's clock of rows at the beginning of the run.
     began: float = 0.0
     #: Migrations that a request may have before it may fail loudly; None: no request may fail.
@@ -83,7 +85,7 @@ class Record(Entry, frozen=True, tag="request"):
 
 
 class Reference(Record, frozen=True, tag="reference"):
-    """What an undisturbed engine says to the request of the same key, in the same mode or whole."""
+    """What an undisturbed engine says to the request of the same key, in the same mode or whole; be it a refusal."""
 
     @classmethod
     def of(cls, record: Record) -> Reference:
@@ -141,6 +143,8 @@ class History:
     rows: list[dict[str, Any]] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    #: What checkers have worked out of the above, for each other; a history that is checked no longer grows.
+    subjects: list[Any] | None = field(default=None, repr=False, compare=False)
 
     def add(self, entry: Entry) -> None:
         """Take one entry. Raises `ValueError` if a key comes twice."""

@@ -132,6 +132,13 @@ def greedy(wish: Wish, random: Random) -> Body:
     }
 
 
+def mistaken(wish: Wish, random: Random) -> Body:
+    """A client's mistake, which every engine refuses with a 400 (SGLang 0.5.23: `top_p` must be in (0, 1])."""
+    body = areal(wish, random)
+    body["sampling_params"]["top_p"] = 2.0
+    return body
+
+
 USERS: Mapping[str, Callable[[Wish, Random], Body]] = {
-    user.__name__: user for user in (slime, slime_agent, miles, areal, areal_score, nemo_rl, greedy)
+    user.__name__: user for user in (slime, slime_agent, miles, areal, areal_score, nemo_rl, greedy, mistaken)
 }

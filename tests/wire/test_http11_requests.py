@@ -159,7 +159,7 @@ name = st.from_regex(rb"\A[A-Za-z0-9!#$%&'*+.^_`|~-]{1,12}\Z").filter(
 value = st.from_regex(rb"\A(?:[!-~\x80-\xff](?:[\t !-~\x80-\xff]{0,20}[!-~\x80-\xff])?)?\Z")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(fields=st.lists(st.tuples(name, value), max_size=8), target=st.from_regex(rb"\A/[a-zA-Z0-9/?&=%._~-]{0,30}\Z"))
 def test_a_head_means_what_it_means_to_h11(fields: list[tuple[bytes, bytes]], target: bytes) -> None:
     raw = b"POST %b HTTP/1.1\r\nHost: x\r\n" % target + b"".join(b"%b: %b\r\n" % field for field in fields) + b"\r\n"
@@ -172,7 +172,7 @@ def test_a_head_means_what_it_means_to_h11(fields: list[tuple[bytes, bytes]], ta
     assert head.target == event.target
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(data=st.data())
 def test_whatever_we_take_h11_takes_too_with_the_same_framing(data: st.DataObject) -> None:
     """Mutate good heads: we may refuse more than h11 does, but never read another body out of the same bytes."""
@@ -218,7 +218,7 @@ def chunked(parts: list[bytes], extension: bytes = b"", trailers: bytes = b"") -
     return body + b"0%b\r\n%b\r\n" % (extension, trailers)
 
 
-@settings(max_examples=512, deadline=None)
+@settings(max_examples=512)
 @given(
     parts=st.lists(
         st.one_of(st.binary(max_size=40), st.sampled_from([b"\r\n\r\n", b"0\r\n\r\n", b"a\r\n\r\n\r\n"])), max_size=6

@@ -48,7 +48,7 @@ bodies = st.lists(
 framing = st.sampled_from(["sized", "chunked", "closed"])
 
 
-@settings(max_examples=512, deadline=None)
+@settings(max_examples=512)
 @given(
     before=interim,
     status=st.sampled_from([200, 400, 503]),
@@ -177,7 +177,7 @@ def test_what_is_no_response(name: str, step: int) -> None:
     assert not reader.complete
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(noise=st.binary(max_size=200), start=st.sampled_from([b"", OK, OK + b"Transfer-Encoding: chunked\r\n\r\n"]))
 def test_noise_never_raises_anything_else(noise: bytes, start: bytes) -> None:
     reader = ResponseReader()

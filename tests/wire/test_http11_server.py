@@ -34,7 +34,7 @@ async def test_pipelined_requests_are_answered_in_order(fragment: int) -> None:
     assert [headers.get(b"connection") for _, headers, _ in got] == [None, None, None, b"close"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     bodies=st.lists(st.tuples(st.booleans(), st.binary(max_size=60)), min_size=1, max_size=4),
     fragment=st.integers(1, 90),

@@ -55,7 +55,7 @@ streams = st.builds(
 )
 
 
-@settings(max_examples=512, deadline=None)
+@settings(max_examples=512)
 @given(stream=streams, cuts=st.lists(st.integers(0, 400), max_size=12))
 @example(stream=b"\r\n\r\n\n\ndata: x\n\r\n", cuts=[1, 2, 3, 4, 5])
 @example(stream=BOM + b"\r\ndata: x\n\n", cuts=[1, 2, 3, 4])
@@ -76,7 +76,7 @@ def test_any_fragmentation_gives_the_same_events(stream: bytes, cuts: list[int])
     assert split([stream[i : i + 1] for i in range(len(stream))]) == expected
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(junk=st.lists(st.sampled_from([b"\r", b"\n", b"d", b"data:", b" ", BOM]), max_size=30).map(b"".join))
 def test_line_ends_in_any_order_are_split_as_by_lines(junk: bytes) -> None:
     assert split([junk]) == split([junk[i : i + 1] for i in range(len(junk))]) == reference(junk)

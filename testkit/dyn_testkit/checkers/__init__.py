@@ -16,6 +16,7 @@ from dyn_testkit.checkers import (
     counters,
     dialect,
     exactly_once,
+    exclusion,
     experts,
     finish,
     framing,
@@ -47,6 +48,7 @@ CHECKERS: Mapping[str, Checker] = {
         framing,
         keys,
         exactly_once,
+        exclusion,
         leases,
         leak,
     )

@@ -42,8 +42,14 @@ def subjects(history: History) -> Iterator[Subject]:
 
     Raises `fold.Incomplete` if a reference is not whole itself.
     """
+    if history.subjects is None:
+        history.subjects = list(_subjects(history))
+    yield from history.subjects
+
+
+def _subjects(history: History) -> Iterator[Subject]:
     for key, record in history.records.items():
-        if key not in history.references or record.left:
+        if key not in history.references or record.left or history.references[key].status != 200:
             continue
         want = fold.answer(history.references[key])
         try:

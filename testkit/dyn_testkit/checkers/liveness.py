@@ -25,8 +25,18 @@ def check(history: History) -> Iterator[Finding]:
             yield Finding(key, "liveness", f"ended {record.ended - last:.1f} s after the last fault")
         if key not in references:
             yield Finding(key, "liveness", "has no reference")
+        elif references[key].status != 200:
+            yield from _refused(record, references[key])
         elif not record.left:
             yield from _whole(record, rows, history)
+
+
+def _refused(record: Record, reference: Record) -> Iterator[Finding]:
+    """What an engine refuses is refused, in its words."""
+    if not record.left and (record.status, record.text) != (reference.status, reference.text):
+        yield Finding(
+            record.key, "liveness", f"status {record.status}: {record.text[:200]}, not {reference.text[:200]}"
+        )
 
 
 def _whole(record: Record, rows: Mapping[str, dict[str, Any]], history: History) -> Iterator[Finding]:

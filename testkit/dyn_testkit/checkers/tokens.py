@@ -23,7 +23,7 @@ def check(history: History) -> Iterator[Finding]:
     """Whole answers, and the parts of those that were left or aborted."""
     yield from _answers(history)
     for key, record in history.records.items():
-        if record.left and key in history.references:
+        if record.left and key in history.references and history.references[key].status == 200:
             got, want = fold.delivered(record), fold.answer(history.references[key]).ids
             if got != want[: len(got)]:
                 yield Finding(key, "tokens", f"{len(got)} ids, not the first ones of the uninterrupted answer")

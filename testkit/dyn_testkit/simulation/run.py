@@ -16,7 +16,7 @@ from dyn_testkit.determinism import run_seeded
 from dyn_testkit.history import Arrival, Fault, History, Reference, Run, Sample
 from dyn_testkit.oracle import Oracle
 from dyn_testkit.simnet import NetEvent
-from dyn_testkit.simulation.nemeses import KINDS, LASTING, PROOFS, Missed, Validated
+from dyn_testkit.simulation.nemeses import AUDITOR, KINDS, LASTING, PROOFS, Missed, Validated
 from dyn_testkit.simulation.router import RouterFactory, relay
 from dyn_testkit.simulation.scenario import Plan, PlannedFault, RequestPlan
 from dyn_testkit.simulation.world import World, make_network
@@ -24,6 +24,10 @@ from dyn_testkit.simulation.world import World, make_network
 #: Seconds after the end of a fault in which an attempt may still fail of it, beside two stall timeouts: a worker whose
 #: health is good gets two of them.
 AFTERMATH = 30.0
+
+
+#: What SGLang 0.5.23 says to `users.mistaken`.
+TOP_P = '{"error":{"message":"top_p must be in (0, 1], got 2.0."}}'
 
 
 @dataclass(slots=True)
@@ -66,6 +70,7 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
                 seed=plan.seed,
                 traced=True,
                 tapped=True,
+                workers=urls,
                 migration_limit=config.migration_limit,
                 aftermath=AFTERMATH + 2 * config.stall_timeout_secs,
                 patience=plan.patience,
@@ -119,17 +124,31 @@ async def _play(world: World, ran: Ran) -> None:
         last = max((fault.at + fault.duration for fault in plan.faults), default=0.0)
         end = max(last, max(request.at for request in plan.requests)) + 2 * plan.patience
         clients.cancel_scope.deadline = began + end
-    with trio.move_on_after(plan.patience):
-        while any(world.router.gauges.values()):  # noqa: ASYNC110 - gauges are no events
-            await trio.sleep(1)
+    await _settle(world, plan.patience)
+
+
+async def _settle(world: World, patience: float) -> None:
+    """Wait until the router holds nothing any more, as long as that may take; what stays is for a checker to find."""
+    pause = 1.0
+    with trio.move_on_after(patience):
+        while any(world.router.gauges.values()):
+            await trio.sleep(pause)
+            pause *= 2
 
 
 def _reference(oracle: Oracle, request: RequestPlan) -> Reference:
     body = {name: value for name, value in request.body.items() if value is not None}
+    if body["sampling_params"].get("top_p", 1.0) > 1:
+        return Reference(request.key, request.body, 400, text=TOP_P)
     answer = msgspec.json.encode(oracle.answer(body)).decode()
     return Reference(request.key, {**request.body, "stream": False}, 200, text=answer)
 
 
 def _arrivals(world: World) -> list[Arrival]:
-    """The generations that workers have read; those of the auditor have a prompt that no client sends."""
-    return [Arrival(worker.url, 0.0, recorded.json()) for worker in world.workers for recorded in worker.generates]
+    """The generations that workers have read from the router; the auditor asks, too."""
+    return [
+        Arrival(worker.url, 0.0, body)
+        for worker in world.workers
+        for body in (recorded.json() for recorded in worker.generates)
+        if body.get("rid") != AUDITOR
+    ]

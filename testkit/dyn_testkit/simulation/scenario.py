@@ -54,8 +54,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     duration: Real = (5.0, 1500.0)
     #: Seconds one way, between any two hosts.
     latency: Real = (0.0, 0.05)
-    #: The largest piece that one read gives; 0: all there is.
-    fragment: Whole = (0, 600)
+    #: The largest piece that one read gives, one of these; 0: all there is.
+    fragments: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 2000, 300)
     #: Options of the router.
     router: dict[str, Any] = msgspec.field(
         default_factory=lambda: {"health_check_interval_secs": 60.0, "stall_timeout_secs": 600.0}
@@ -147,7 +147,7 @@ def draw(scenario: Scenario, seed: int) -> Plan:
         requests=tuple(sorted(requests, key=lambda request: request.at)),
         faults=tuple(sorted(faults, key=lambda fault: fault.at)),
         latency=round(random.uniform(*scenario.latency), 4),
-        fragment=random.randint(*scenario.fragment),
+        fragment=random.choice(scenario.fragments),
         eos_rate=scenario.eos_rate,
         router=scenario.router,
         patience=scenario.patience,

@@ -86,5 +86,5 @@ def _milder(fault: PlannedFault) -> Iterator[PlannedFault]:
         if at < fault.at:
             yield replace(fault, at=at)
     for duration in (1.0, round(fault.duration / 2, 1)):
-        if duration < fault.duration:
+        if 1.0 <= duration < fault.duration:
             yield replace(fault, duration=duration)

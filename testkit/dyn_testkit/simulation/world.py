@@ -67,11 +67,10 @@ class World:
         """A fault has been undone."""
         self._taken.pop(fault, None)
 
-    def new_version(self, worker: int) -> str:
-        """A version of weights that nobody has had; the worker is about to get it."""
+    def new_version(self) -> str:
+        """A version of weights that nobody has had."""
         self._updates += 1
-        self.versions[worker] = f"v{self._updates}"
-        return self.versions[worker]
+        return f"v{self._updates}"
 
     def name(self, fault: PlannedFault) -> str:
         """The target of a fault, for people."""

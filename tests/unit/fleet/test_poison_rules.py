@@ -310,7 +310,7 @@ def test_suspicion_expires_and_is_bounded() -> None:
     assert len(poison) == 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.tuples(st.sampled_from(["enter", "token", "died", "leave"]), st.integers(0, 5)), max_size=60))
 def test_no_probation_outlives_its_attempt(steps: list[tuple[str, int]]) -> None:
     """Any order of events leaves nothing behind once every attempt is over."""

@@ -105,7 +105,7 @@ def plans(draw: st.DrawFn) -> list[Plan]:
     return [*draw(st.lists(dying, max_size=3)), draw(living)]
 
 
-@settings(max_examples=512, deadline=None)
+@settings(max_examples=512)
 @given(
     plans=plans(),
     n=st.integers(1, 12),

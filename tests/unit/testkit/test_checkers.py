@@ -222,7 +222,14 @@ def test_a_truncated_stream_is_not_complete() -> None:
 
 def test_a_reference_must_be_complete_itself() -> None:
     with pytest.raises(fold.Incomplete):
-        judge(record("unary"), record("unary", status=500))
+        judge(record("unary"), record("unary", text="{"))
+
+
+def test_what_an_engine_refuses_is_refused_in_its_words() -> None:
+    refusal = record("unary", status=400, text="no")
+    assert judge(refusal, refusal) == []
+    for got in (record("unary"), record("unary", status=502, text="no"), record("unary", status=400, text="yes")):
+        assert objections(got, refusal) == {"liveness"}
 
 
 def test_every_request_needs_an_answer_and_a_reference() -> None:
@@ -242,8 +249,17 @@ def test_the_widest_difference() -> None:
 
 
 ROW = {"rid": "own", "time": 0.0, "error": "", "completion_tokens": 4, "prompt_tokens": 3}
-ATTEMPT = {"number": 0, "worker": "w1", "url": "http://a", "started": 0.0, "ended": 1.0, "tokens": 4, "cause": None}
-SECOND = {**ATTEMPT, "number": 1, "started": 2.0, "ended": 3.0}
+ATTEMPT = {
+    "number": 0,
+    "rid": "own",
+    "worker": "w1",
+    "url": "http://a",
+    "cause": None,
+    "started": 0.0,
+    "ended": 1.0,
+    "tokens": 4,
+}
+SECOND = {**ATTEMPT, "number": 1, "rid": "other", "started": 2.0, "ended": 3.0}
 WHOLE = {**ROW, "attempts": [ATTEMPT]}
 LOUD = record("unary", status=502)
 HERE = Fault("kill", "http://a", 0.5, 2.5)
@@ -257,6 +273,7 @@ def run(row: dict[str, Any] | None, got: Record | None = None, **fields: Any) ->
     history.run = Run(tolerance=TOLERANCE, traced=row is not None, **limits)
     history.rows = [row] if row else []
     history.faults = fields.pop("faults", [])
+    history.arrivals = [Arrival("http://a", 0.0, {"rid": rid}) for rid in fields.pop("arrived", [])]
     history.samples = [Sample(0.0, {"fds": 10, "in_flight": 3}), Sample(9.0, fields)]
     return history
 
@@ -276,6 +293,16 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         {"exactly_once"},
     ),
     "tokens that no attempt gave": (run({**WHOLE, "completion_tokens": 5}), {"exactly_once"}),
+    "an attempt that is in no row": (run(WHOLE, arrived=["own", "twin"]), {"exactly_once"}),
+    "an attempt that was sent twice": (run(WHOLE, arrived=["own", "own"]), {"exactly_once"}),
+    "the same worker again": (
+        run(failed(["cut", "cut"]), LOUD, faults=[HERE], limits={"workers": ["http://a", "http://b"]}),
+        {"exclusion"},
+    ),
+    "the same worker again, there is no other": (
+        run(failed(["cut", "cut"]), LOUD, faults=[HERE], limits={"workers": ["http://a"]}),
+        set(),
+    ),
     "a lease": (run(WHOLE, in_flight=1), {"leases"}),
     "descriptors": (run(WHOLE, fds=1000), {"leak"}),
     "an answer that came late": (run(WHOLE, record("unary", ended=11.0)), {"liveness"}),

@@ -28,7 +28,7 @@ def finish(prompt: list[int], sampling: Sampling, model: Model = MODEL) -> objec
     return list(engine.generate(model, prompt, sampling))[-1].finish
 
 
-@settings(max_examples=512, deadline=None)
+@settings(max_examples=512)
 @given(prompts, strategies.pure_sampling(MODEL, 12), st.integers(0, 12))
 def test_a_pure_request_continues_exactly(prompt: list[int], params: dict[str, object], cut: int) -> None:
     """Prompt + delivered tokens with the rest of the budget gives the rest of the answer, values included."""
@@ -40,7 +40,7 @@ def test_a_pure_request_continues_exactly(prompt: list[int], params: dict[str, o
     assert [step[:3] for step in engine.generate(MODEL, history, rest)] == [step[:3] for step in whole[cut:]]
 
 
-@settings(max_examples=512, deadline=None)
+@settings(max_examples=512)
 @given(prompts, st.data())
 def test_a_wrong_history_changes_everything_after_it(prompt: list[int], data: st.DataObject) -> None:
     """One token changed, dropped, doubled or swapped: another output."""
@@ -162,7 +162,7 @@ def test_stop_strings_and_text() -> None:
     assert engine.detokenize(engine.tokenize("é!")) == "é!"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 5), st.floats(0, 1))
 def test_eos_comes_at_its_rate(seed: int, rate: float) -> None:
     model = replace(MODEL, eos_rate=rate)

@@ -19,7 +19,7 @@ from dyn_testkit.simnet import Fragmentation, Link, SimNetwork
 from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     strategies.requests(MODEL),
     st.sampled_from(DIALECTS),

@@ -235,7 +235,7 @@ def may_be_poison(body: bytes) -> bool:
     return ids or letters or (bool(value.get("return_logprob")) and (tops or starts))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(bodies | st.binary(max_size=40), st.booleans())
 @example(b'{"input_ids":[5],"sampling_params":{"stop_token_ids":3}}', False)
 @example(b'{"input_ids":[5],"return_logprob":true,"top_logprobs_num":"3"}', False)
@@ -249,7 +249,7 @@ def test_no_body_takes_it_down(body: bytes, tokenizer: bool) -> None:
         assert may_be_poison(body)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     keys(dict.fromkeys(("rid", "abort_all", "mode", "new_version", "model_path", "weight_version"), anything), 4)
     .map(json.dumps)

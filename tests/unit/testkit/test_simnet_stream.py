@@ -104,7 +104,7 @@ def run(link: Link, *program: Any) -> list[NetEvent]:
     return events
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(strategies.links(8), PIECES, PATIENCE, FAULTS, st.sampled_from([65536, 10]), st.booleans())
 def test_the_stream_arrives_whole_and_the_same_seed_tells_the_same(link, pieces, patience, faults, most, offers):
     program = (pieces, patience, faults, most, offers)
@@ -114,7 +114,7 @@ def test_the_stream_arrives_whole_and_the_same_seed_tells_the_same(link, pieces,
     assert [one.time for one in events] == sorted(one.time for one in events)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(strategies.fragmentations())
 def test_reads_are_as_small_as_they_are_cut(cuts: Fragmentation) -> None:
     reads: list[bytes] = []

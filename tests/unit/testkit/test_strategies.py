@@ -37,7 +37,7 @@ def test_shrinking() -> None:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(strategies.requests(MODEL, 10), strategies.kill_plans(4, 10), strategies.fragmentations())
 def test_kills_survived_by_hand_give_the_oracles_tokens(
     request: dict[str, Any], kills: tuple[int, ...], fragmentation: Any
@@ -68,7 +68,7 @@ def test_kills_survived_by_hand_give_the_oracles_tokens(
     assert delivered == wanted
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(strategies.fault_plans(4, 6), st.sampled_from(["cumulative", "incremental", "mixed"]))
 def test_what_a_cut_stream_has_delivered_is_a_prefix(plan: FaultPlan, dialect: Any) -> None:
     """Every planned fault fires, whatever its place; a stream is complete only if none did, or only after its end."""

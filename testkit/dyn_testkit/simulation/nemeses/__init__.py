@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dyn_testkit.simulation.nemeses.base import Missed, Nemesis, Unproven, Validated
+from dyn_testkit.simulation.nemeses.base import AUDITOR, Missed, Nemesis, Unproven, Validated
 from dyn_testkit.simulation.nemeses.clients import Clients
 from dyn_testkit.simulation.nemeses.links import Links
 from dyn_testkit.simulation.nemeses.proofs import PROOFS
@@ -18,4 +18,4 @@ KINDS: Mapping[str, type[Nemesis]] = {
     kind: nemesis for nemesis in (Death, Illness, Rollout, Cut, Links, Clients) for kind in sorted(nemesis.faults)
 }
 
-__all__ = ["KINDS", "LASTING", "PROOFS", "Missed", "Nemesis", "Unproven", "Validated"]
+__all__ = ["AUDITOR", "KINDS", "LASTING", "PROOFS", "Missed", "Nemesis", "Unproven", "Validated"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from dyn_relay.net import ConnectFailed
 from dyn_testkit import faults
 from dyn_testkit.client import fetch
 from dyn_testkit.faults import Fault, Seen
@@ -119,13 +120,15 @@ class Rollout:
         if fault.kind == "drain":
             worker.health_status = 503
             return
-        version = world.new_version(fault.worker)
-        await fetch(
-            world.network.host("trainer"),
-            worker.url,
-            "/update_weights_from_disk",
-            {"model_path": "mock/model", "weight_version": version},
-        )
+        version = world.new_version()
+        order = {"model_path": "mock/model", "weight_version": version}
+        try:
+            done = await fetch(world.network.host("trainer"), worker.url, "/update_weights_from_disk", order)
+        except ConnectFailed:
+            raise Missed from None
+        if done.status != 200:
+            raise Missed
+        world.versions[fault.worker] = version
 
     async def teardown(self, world: World, fault: PlannedFault) -> None:
         """A drained worker ends, with what it has not finished, and comes back."""
