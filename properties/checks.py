@@ -1,9 +1,9 @@
-"""The laws as they are checked on a whole router, on any level: each takes a backend and gives a check of scenarios."""
+"""The laws as they are checked on a whole router, on any level: each takes a backend and gives a check of cases."""
 
 from __future__ import annotations
 
 from dyn_testkit import laws
-from dyn_testkit.laws import scenarios as some
+from dyn_testkit.laws import cases as some
 from dyn_testkit.laws.levels import other
 from dyn_testkit.oracle import Oracle
 
@@ -11,8 +11,8 @@ ORACLE = Oracle(some.MODEL)
 
 
 def equivalence(backend):
-    def check(scenario):
-        seen = backend.observe(scenario)
+    def check(case):
+        seen = backend.observe(case)
         laws.equivalence(seen, ORACLE)
         return seen
 
@@ -20,9 +20,9 @@ def equivalence(backend):
 
 
 def admission(backend):
-    def check(judged, scenario):
+    def check(judged, case):
         body, reason = judged
-        seen = backend.observe(laws.Scenario(body, scenario.faults, scenario.dialects, scenario.fragmentation))
+        seen = backend.observe(laws.Case(body, case.faults, case.dialects, case.fragmentation))
         laws.admission(seen, reason)
         return seen
 
@@ -30,8 +30,8 @@ def admission(backend):
 
 
 def budget(backend):
-    def check(scenario):
-        seen = backend.observe(scenario)
+    def check(case):
+        seen = backend.observe(case)
         laws.budget(seen, ORACLE)
         return seen
 
@@ -39,8 +39,8 @@ def budget(backend):
 
 
 def snapshot(backend):
-    def check(scenario):
-        seen = backend.observe(scenario)
+    def check(case):
+        seen = backend.observe(case)
         laws.snapshot(seen)
         return seen
 
@@ -48,9 +48,9 @@ def snapshot(backend):
 
 
 def fold(backend):
-    def check(scenario):
-        unary = backend.observe(other(scenario, stream=False))
-        laws.fold(unary, backend.observe(other(scenario, stream=True)))
+    def check(case):
+        unary = backend.observe(other(case, stream=False))
+        laws.fold(unary, backend.observe(other(case, stream=True)))
         return unary
 
     return check
@@ -59,10 +59,10 @@ def fold(backend):
 def passthrough(backend):
     """Attempt 0 of a stream with a rid, and everything that is not migratable, goes out as it came."""
 
-    def check(judged, scenario):
+    def check(judged, case):
         body, reason = judged
-        seen = backend.observe(laws.Scenario(body, (), scenario.dialects, scenario.fragmentation))
-        ours = not seen.scenario.streaming or "rid" not in seen.request
+        seen = backend.observe(laws.Case(body, (), case.dialects, case.fragmentation))
+        ours = not seen.case.streaming or "rid" not in seen.request
         laws.passthrough(seen, rewritten=ours and not reason)
         return seen
 
@@ -70,8 +70,8 @@ def passthrough(backend):
 
 
 def no_false_success(backend):
-    def check(scenario, kept):
-        seen = backend.observe(scenario)
+    def check(case, kept):
+        seen = backend.observe(case)
         laws.no_false_success(seen, ORACLE)
         if seen.response.wire:
             laws.truncation(seen, ORACLE, kept % (len(seen.response.wire) + 1))
@@ -81,8 +81,8 @@ def no_false_success(backend):
 
 
 def exactly_once(backend):
-    def check(scenario):
-        seen = backend.observe(scenario)
+    def check(case):
+        seen = backend.observe(case)
         laws.exactly_once(seen)
         return seen
 
@@ -92,8 +92,8 @@ def exactly_once(backend):
 def everything(backend):
     """All laws of one answer at once."""
 
-    def check(scenario):
-        seen = backend.observe(scenario)
+    def check(case):
+        seen = backend.observe(case)
         laws.equivalence(seen, ORACLE)
         laws.admission(seen, "")
         laws.budget(seen, ORACLE)

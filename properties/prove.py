@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, example, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 
 from dyn_testkit.laws import Observed, Sometimes
-from dyn_testkit.laws.scenarios import hard
+from dyn_testkit.laws.cases import hard
 
 #: The same in every run of the tests: what was green stays green. DYN_SEED=N replays another one; `make laws` looks for
 #: counterexamples under seeds that nobody has tried.
@@ -36,7 +36,7 @@ def for_all(check: Callable[..., None], *strategies: SearchStrategy[Any], begin:
     `begin`: examples of a single strategy that are tried first.
     """
     # Hypothesis wants to see the names of the parameters.
-    test = (lambda scenario: check(scenario)) if len(strategies) == 1 else (lambda one, other: check(one, other))
+    test = (lambda case: check(case)) if len(strategies) == 1 else (lambda one, other: check(one, other))
     test.__name__ = check.__qualname__.partition(".")[0].strip("<>")  # failures are remembered under this name
     for value in begin:
         test = example(value)(test)
@@ -46,7 +46,7 @@ def for_all(check: Callable[..., None], *strategies: SearchStrategy[Any], begin:
 def prove(check: Callable[..., Observed], *strategies: SearchStrategy[Any], sometimes: Iterable[str] = ()) -> None:
     """`for_all`, where each check returns what it observed, and each goal must be met at least once.
 
-    Checks of one scenario begin with the hard cases.
+    Checks of one case begin with the hard cases.
     """
     goals = Sometimes(sometimes)
 

@@ -19,8 +19,8 @@ from dyn_relay.relay import budget
 from dyn_relay.sockets import open_network
 from dyn_testkit.laws import Stage
 from dyn_testkit.laws.answers import DIALECTS
+from dyn_testkit.laws.cases import MODEL
 from dyn_testkit.laws.levels import RouterLevel
-from dyn_testkit.laws.scenarios import MODEL
 from dyn_testkit.simnet import Link, SimNetwork
 from dyn_testkit.worker import WorkerOptions
 
@@ -31,7 +31,7 @@ _FOREVER = 3600
 
 
 class _Directed:
-    """A policy that gives each attempt the dialect that the scenario wants: what happens does not hang on luck."""
+    """A policy that gives each attempt the dialect that the case wants: what happens does not hang on luck."""
 
     def __init__(self, stage):
         self._stage = stage
@@ -101,24 +101,24 @@ def _directed(stage: Stage):
 
 
 class Simulated:
-    """A new world for each scenario, in no real time. Four workers, so that every attempt has one of its own."""
+    """A new world for each case, in no real time. Four workers, so that every attempt has one of its own."""
 
     def __init__(self, **config):
         self._config = config
 
-    def observe(self, scenario):
-        return trio.run(partial(self._observe, scenario), clock=MockClock(autojump_threshold=0))
+    def observe(self, case):
+        return trio.run(partial(self._observe, case), clock=MockClock(autojump_threshold=0))
 
-    async def _observe(self, scenario):
-        network = SimNetwork(1, Link(fragmentation=scenario.fragmentation))
-        stage = Stage(network, [scenario.dialect(number) for number in range(4)], OPTIONS, "w{}", 30000)
+    async def _observe(self, case):
+        network = SimNetwork(1, Link(fragmentation=case.fragmentation))
+        stage = Stage(network, [case.dialect(number) for number in range(4)], OPTIONS, "w{}", 30000)
         with _directed(stage), trio.fail_after(_FOREVER):
             async with proxied(network, stage, "proxy", 30000, **self._config) as level:
-                return await level.observe(scenario)
+                return await level.observe(case)
 
 
 class Sockets:
-    """One proxy and its workers on real sockets, in a thread with a loop of its own; scenarios one after the other."""
+    """One proxy and its workers on real sockets, in a thread with a loop of its own; cases one after the other."""
 
     def __init__(self, **config):
         self._config = config
@@ -134,8 +134,8 @@ class Sockets:
         trio.from_thread.run_sync(self._stop.set, trio_token=self._token)
         self._thread.join()
 
-    def observe(self, scenario):
-        return trio.from_thread.run(self._level.observe, scenario, trio_token=self._token)
+    def observe(self, case):
+        return trio.from_thread.run(self._level.observe, case, trio_token=self._token)
 
     async def _serve(self):
         self._token, self._stop = trio.lowlevel.current_trio_token(), trio.Event()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dyn_testkit import faults
-from dyn_testkit.laws import scenarios as some
+from dyn_testkit.laws import cases as some
 from properties import checks
 from properties.goals import CUTS_MET
 from properties.prove import prove
@@ -19,7 +19,7 @@ def simulated():
 
 
 def test_every_law_under_cuts(simulated):
-    prove(checks.everything(simulated), some.scenarios(), sometimes=CUTS_MET)
+    prove(checks.everything(simulated), some.cases(), sometimes=CUTS_MET)
 
 
 def test_every_law_under_other_deaths(simulated):
@@ -41,7 +41,7 @@ def test_every_law_under_other_deaths(simulated):
     fault = st.one_of(among_tokens, at_head, late)
     plan = st.integers(0, 3).flatmap(lambda count: st.tuples(*[fault] * count))
     goals = ["nothing happens", "three kills in one request", "continued twice", "dialect changed across a cut"]
-    prove(checks.everything(simulated), some.scenarios(plan=plan), sometimes=goals)
+    prove(checks.everything(simulated), some.cases(plan=plan), sometimes=goals)
 
 
 def test_no_false_success(simulated):
@@ -49,4 +49,4 @@ def test_no_false_success(simulated):
     plan = st.one_of(some.hopeless(), some.hopeless(), some.plans())
     goals = ["nobody left", "stream", "unary", "continued"]
     kept = st.integers(0, 100_000)
-    prove(checks.no_false_success(simulated), some.scenarios(plan=plan), kept, sometimes=goals)
+    prove(checks.no_false_success(simulated), some.cases(plan=plan), kept, sometimes=goals)

@@ -8,7 +8,7 @@ import trio
 
 from dyn_testkit import laws
 from dyn_testkit.engine import Model
-from dyn_testkit.laws import Observed, Scenario
+from dyn_testkit.laws import Case, Observed
 from dyn_testkit.oracle import Oracle
 from tests.process.kit import RELAY, WORKER, Call, get, started
 
@@ -51,7 +51,7 @@ async def test_kill_a_worker_in_mid_stream(tmp_path):
         relay.process.terminate()
         assert await relay.process.wait() == 0
     for number, request in enumerate(requests):
-        laws.equivalence(Observed(Scenario(json.dumps(request).encode()), answers[number]), ORACLE)
+        laws.equivalence(Observed(Case(json.dumps(request).encode()), answers[number]), ORACLE)
     rows = [json.loads(line) for line in trace.read_bytes().splitlines()]
     assert sorted(row["rid"] for row in rows) == [request["rid"] for request in requests]
     assert [row["outcome"] for row in rows] == ["done"] * len(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from dyn_testkit import laws
-from dyn_testkit.laws import Observed, Scenario
+from dyn_testkit.laws import Case, Observed
 from dyn_testkit.laws.answers import sample
 from tests.process.kit import RELAY, WORKER, Call, get, post, refused, started
 from tests.process.test_kill import ORACLE, body
@@ -26,7 +26,7 @@ async def test_first_one_drains():
         await refused(relay)
         await post(worker, "/continue_generation", {})
         for request, call in zip(requests, calls, strict=True):
-            seen = Observed(Scenario(json.dumps(request).encode()), await call.rest())
+            seen = Observed(Case(json.dumps(request).encode()), await call.rest())
             laws.equivalence(seen, ORACLE)
         assert await relay.process.wait() == 0
 

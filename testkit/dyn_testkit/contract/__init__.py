@@ -11,8 +11,9 @@ and lines where they say it. `recorded` was seen on a live engine.
 from dyn_testkit.contract import checks as _checks  # fills the table
 from dyn_testkit.contract.facts import Facts
 from dyn_testkit.contract.report import ContractBroken, NoWorker, Outcome, Report
-from dyn_testkit.contract.run import Endpoint, check_worker
+from dyn_testkit.contract.run import check_worker
 from dyn_testkit.contract.table import CHECKS, Check
+from dyn_testkit.factories import Endpoint
 
 __all__ = [
     "CHECKS",

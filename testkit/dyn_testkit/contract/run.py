@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import trio
 
-from dyn_relay.net import Network
 from dyn_relay.sockets import open_network
 from dyn_testkit.contract.facts import Facts, discover
 from dyn_testkit.contract.report import ContractBroken, NoWorker, Outcome, Report
 from dyn_testkit.contract.subject import Subject
-from dyn_testkit.contract.table import CHECKS, Broken, Check, Inapplicable, Silent, short
+from dyn_testkit.contract.table import CHECKS, Broken, Check, Inapplicable, Silent
+from dyn_testkit.factories import NotStarted, chosen, endpoint, require_factory, require_manager, within
 from dyn_testkit.worker.options import Dialect
 
 #: Between two dials of a worker that does not listen yet.
 _REDIAL = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where a worker is, and how to get there: what a factory may yield."""
-
-    url: str
-    #: None: real sockets.
-    network: Network | None = None
+_FACTORY = "worker_factory"
 
 
 async def check_worker(
@@ -81,88 +68,30 @@ async def check_worker(
         NoWorker: There is no worker at that URL.
         TypeError, ValueError: An argument is wrong, or what the factory makes.
     """
-    checks = _chosen(only, skip)
+    checks = [CHECKS[name] for name in chosen(CHECKS, only, skip, "CHECKS")]
     if len(prompt) < 3:
         raise ValueError(f"prompt= needs three tokens at least, not {list(prompt)}")
-    if hasattr(worker_factory, "__aenter__"):
-        raise TypeError("worker_factory is a context manager; give a function that makes one: lambda: ...")
-    if not callable(worker_factory):
-        raise TypeError(f"worker_factory must be a function without arguments, not {worker_factory!r}")
+    require_factory(worker_factory, _FACTORY, "without arguments")
     manager = worker_factory()
-    _require_manager(manager)
+    require_manager(manager, _FACTORY)
     given = Facts(dialect, tokenizer, experts, context_length, abort_by_prefix=abort_by_prefix)
 
     async def judge(thing: Any) -> Report | NoWorker:
-        host, port, network = _endpoint(thing)
+        host, port, network = endpoint(thing, _FACTORY)
         limits = (answer_timeout, prompt, tolerance, live_seconds, longest_prompt, api_key)
         if network is not None:
             return await _judge(Subject(host, port, network, *limits), given, checks, start_timeout, on_outcome)
         async with open_network() as sockets:
             return await _judge(Subject(host, port, sockets, *limits), given, checks, start_timeout, on_outcome)
 
-    # What is found is raised out here, where no nursery of the factory's can wrap it into a group.
-    found = await _within(manager, judge, start_timeout)
+    found = await within(manager, judge, start_timeout, _FACTORY)
+    if isinstance(found, NotStarted):
+        raise NoWorker("", str(found))
     if isinstance(found, Exception):
         raise found
     if found.broken or found.not_run:
         raise ContractBroken(found)
     return found
-
-
-async def _within(
-    manager: AbstractAsyncContextManager[Any],
-    judge: Callable[[Any], Awaitable[Report | NoWorker]],
-    start_timeout: float,
-) -> Report | Exception:
-    found: Report | Exception | None = None
-    with trio.CancelScope(deadline=trio.current_time() + start_timeout) as scope:
-        async with manager as thing:
-            scope.deadline = math.inf
-            try:
-                found = await judge(thing)
-            except (TypeError, ValueError) as exc:
-                found = exc
-            scope.deadline = trio.current_time() + start_timeout
-    if found is None:
-        return NoWorker("", f"worker_factory has not yielded within start_timeout={start_timeout:g} s")
-    if scope.cancelled_caught:
-        return RuntimeError(f"worker_factory has not ended within {start_timeout:g} s; it was cancelled")
-    return found
-
-
-def _chosen(only: Iterable[str] | None, skip: Iterable[str]) -> list[Check]:
-    if isinstance(only, str) or isinstance(skip, str):
-        raise TypeError("only= and skip= are collections of names, not a string")
-    names, without = list(CHECKS) if only is None else list(only), set(skip)
-    for name in (*names, *sorted(without)):
-        if name not in CHECKS:
-            close = ", ".join(difflib.get_close_matches(name, CHECKS, 3))
-            raise ValueError(f"there is no check {name!r}; " + (f"is it {close}?" if close else "see CHECKS"))
-    return [check for check in CHECKS.values() if check.name in names and check.name not in without]
-
-
-def _require_manager(manager: object) -> None:
-    if hasattr(manager, "__aenter__") and hasattr(manager, "__aexit__"):
-        return
-    hint = ""
-    if inspect.iscoroutine(manager):
-        manager.close()
-        hint = "; an `async def` that yields needs @contextlib.asynccontextmanager"
-    elif inspect.isasyncgen(manager):
-        hint = "; put @contextlib.asynccontextmanager on it"
-    elif hasattr(manager, "__enter__"):
-        hint = "; a plain context manager is not enough"
-    raise TypeError(f"worker_factory must return an async context manager, not {short(manager)}{hint}")
-
-
-def _endpoint(thing: Any) -> tuple[str, int, Network | None]:
-    url = thing if isinstance(thing, str) else getattr(thing, "url", None)
-    if not isinstance(url, str):
-        raise TypeError(f"worker_factory must yield a URL, or something with a `url`, not {short(thing)}")
-    parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.query:
-        raise ValueError(f"the worker's url must be http://HOST:PORT, not {url!r}")
-    return parts.hostname, parts.port or 80, getattr(thing, "network", None)
 
 
 async def _judge(

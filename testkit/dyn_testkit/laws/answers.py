@@ -56,7 +56,8 @@ def httpx_reads(wire: bytes) -> Response | None:
         return None
     finally:
         transport._pool.close()
-    return Response(status=got.status_code, body=got.content, complete=True)
+    headers = [(name.lower(), value) for name, value in got.headers.raw]
+    return Response(status=got.status_code, headers=headers, body=got.content, complete=True)
 
 
 @functools.cache
@@ -77,38 +78,49 @@ def sample(response: Response, *, streaming: bool) -> list[int] | None:
     """
     if response.status != 200:
         return None
-    if not streaming:
-        return _finished(_parsed(response.body))
+    return skim(response.body)[1] if streaming else _finished(parsed(response.body))
+
+
+def skim(body: bytes) -> tuple[list[int], list[int] | None]:
+    """All tokens that such a client finds in a stream's body, and those of the finished sample, if there is one."""
     tokens: list[int] = []
     finished: list[int] | None = None
-    for line in response.body.split(b"\n"):
+    for line in body.split(b"\n"):
         if not line.startswith(b"data:"):
             continue
         data = line[5:].strip()
         if data == b"[DONE]":
             break
-        value = _parsed(data)
+        value = parsed(data)
         if isinstance(value, dict) and "meta_info" in value:
             ids = value.get("output_ids") or []
             total = value["meta_info"].get("completion_tokens", 0)
             tokens = ids if len(ids) == total else tokens + ids
             finished = tokens if _finished(value) is not None else finished
-    return finished
+    return tokens, finished
 
 
-def _parsed(data: bytes) -> Any:
+def parsed(data: bytes) -> Any:
+    """A JSON value; None if it is none."""
     try:
         return json.loads(data)
     except ValueError:
         return None
 
 
+def ended(value: Any) -> dict[str, Any] | None:
+    """The finish in an event or an answer; None if it has none."""
+    meta = value.get("meta_info") if isinstance(value, dict) else None
+    found: dict[str, Any] | None = meta.get("finish_reason") if isinstance(meta, dict) else None
+    return found or None
+
+
 def _finished(value: Any) -> list[int] | None:
-    if not isinstance(value, dict) or "meta_info" not in value:
+    reason = ended(value)
+    if reason is None or reason["type"] == "abort":
         return None
-    reason = value["meta_info"].get("finish_reason")
     ids: list[int] = value.get("output_ids") or []
-    return ids if reason and reason["type"] != "abort" else None
+    return ids
 
 
 def folded(response: Response) -> dict[str, Any]:

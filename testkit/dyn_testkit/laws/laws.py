@@ -1,8 +1,8 @@
-"""The laws: what must be exact about a router that lets generations outlive their workers.
+"""The laws, for SGLang's `/generate`: what must be exact about a router that lets generations outlive their workers.
 
 Each is a plain function of what was observed. It returns if the law holds and raises `AssertionError` with the whole
 story if it does not. `Oracle` is the second opinion on what an uninterrupted run would have given; it must know the
-workers' model.
+workers' model. Where a law says something about tokens alone, it begins with the one in `tokens`.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from dyn_testkit.client import Response
+from dyn_testkit.laws import tokens
 from dyn_testkit.laws.answers import DIALECTS, folded, httpx_reads, misspelt, read_answer, sample
 from dyn_testkit.laws.numbers import left_of
 from dyn_testkit.laws.observed import Attempt, Observed
+from dyn_testkit.laws.tokens import require as _require
+from dyn_testkit.laws.wire import Reading
 from dyn_testkit.oracle import MEASURED, PER_TOKEN, Oracle, differences
 from dyn_testkit.worker import Dialect
 
 #: The response header that says whether a request is rescued.
 MIGRATABLE_HEADER = "x-dyn-relay-migratable"
-#: What a continuation may say differently from the client.
-_OURS = {"rid", "stream", "input_ids", "sampling_params", "logprob_start_len", "text", "kv_hints", "routed_dp_rank"}
-_OURS_IN_SAMPLING = {"max_new_tokens", "min_new_tokens", "stream_interval"}
 #: Prompt metadata that depends on the attempt that computed it.
 _FIRST_ATTEMPT = ("cached_tokens", "cached_tokens_details")
 #: SGLang cuts off nothing, but logs and headers carry rids: none of ours is longer.
 MAX_RID = 128
 
 
-def _require(holds: bool, law: str, seen: Observed, words: str) -> None:
-    if not holds:
-        raise AssertionError(f"{law}: {words}\n{seen}")
+def uninterrupted(seen: Observed, oracle: Oracle) -> Reading:
+    """What the oracle makes of a request, for the laws about tokens."""
+    answer = oracle.answer(seen.request)
+    return Reading(answer["output_ids"], answer["meta_info"]["finish_reason"], complete=True)
 
 
 def equivalence(seen: Observed, oracle: Oracle) -> None:
@@ -44,7 +45,7 @@ def equivalence(seen: Observed, oracle: Oracle) -> None:
     _require(response.status == 200, law, seen, f"status {response.status}")
     _require(response.complete, law, seen, f"the answer broke off: {response.broken}")
     wanted = oracle.answer(seen.request)
-    if not seen.scenario.streaming:
+    if not seen.case.streaming:
         wrong = differences(response.json(), wanted)
         _require(not wrong, law, seen, "; ".join(wrong))
         return
@@ -56,8 +57,8 @@ def equivalence(seen: Observed, oracle: Oracle) -> None:
     _require(not errors, law, seen, f"an error: {errors}")
     stories = {dialect: _read_as(values, wanted, dialect) for dialect in DIALECTS}
     if all(stories.values()):
-        first = seen.attempts[0].dialect if seen.attempts else DIALECTS[0]
-        _require(False, law, seen, stories[first])
+        first = seen.attempts[0].dialect if seen.attempts else None
+        _require(False, law, seen, stories[first or DIALECTS[0]])
 
 
 def _read_as(values: list[dict[str, Any]], wanted: Mapping[str, Any], dialect: Dialect) -> str:
@@ -109,10 +110,38 @@ def admission(seen: Observed, reason: str) -> None:
     if not reason:
         return
     for number, attempt in enumerate(seen.attempts):
-        _require(attempt.body == seen.scenario.body, law, seen, f"attempt {number} is not what the client sent")
+        _require(attempt.body == seen.case.body, law, seen, f"attempt {number} is not what the client sent")
         _require(not number or not _began(seen.attempts[number - 1]), law, seen, "continued, though it must not be")
+    _require_told(law, seen)
+
+
+def never_continued(seen: Observed) -> None:
+    """The part of `admission` that asks nothing of a router but HTTP, for a request that must not be continued.
+
+    Whatever a worker gets has the client's own prompt and budget; once a stream has begun no other worker gets it; if
+    its worker dies, the client is told. (What was not shown to the client may be begun again elsewhere.)
+    """
+    law = "admission"
+    for number, attempt in enumerate(seen.attempts):
+        wanted, got = ([_asked(value).get(name) for name in _MOVED] for value in (seen.request, attempt.sent))
+        _require(got == wanted, law, seen, f"attempt {number} does not ask for what the client asked")
+        again = number > 0 and seen.case.streaming and _began(seen.attempts[number - 1])
+        _require(not again, law, seen, "continued, though it must not be")
+    _require_told(law, seen)
+
+
+#: What a continuation moves.
+_MOVED = ("input_ids", "text", "input_embeds", "max_new_tokens")
+
+
+def _asked(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {**value, **(value.get("sampling_params") or {})}
+
+
+def _require_told(law: str, seen: Observed) -> None:
+    """If the last worker died, the client knows."""
     if seen.attempts and not _ended(seen.attempts[-1], seen):
-        loud = response.status >= 500 or not response.complete
+        loud = seen.response.status >= 500 or not seen.response.complete
         _require(loud, law, seen, "its worker died, and the client was not told")
 
 
@@ -123,7 +152,7 @@ def _began(attempt: Attempt) -> bool:
 
 def _ended(attempt: Attempt, seen: Observed) -> bool:
     """The worker sent all of an answer, but for what only says that it is over."""
-    answer, streaming = attempt.answer, seen.scenario.streaming
+    answer, streaming = attempt.answer, seen.case.streaming
     events = answer.events() if streaming else []
     if answer.complete or b"[DONE]" in events or any(data.startswith(b'{"error":') for data in events):
         return True
@@ -132,47 +161,42 @@ def _ended(attempt: Attempt, seen: Observed) -> bool:
     return alone and sample(answer, streaming=streaming) is not None
 
 
-def budget(seen: Observed, oracle: Oracle) -> None:
+def budget(seen: Observed, oracle: Oracle, *, own: bool = True) -> None:
     """No continuation asks for more than is left, and an exhausted request makes no call.
 
     Recomputed from what the workers got: a continuation's prompt is the client's and the first tokens of the answer,
     its budgets are what these leave, its rid is related to no other attempt's, and the rest is the client's own.
+    `own` False: of a router that writes requests anew, where names and fields that nobody set are its own business.
     """
     law, request = "budget", seen.request
-    whole = oracle.answer(request)["output_ids"]
-    names: list[str] = []
-    before = 0
+    tokens.budget(seen, uninterrupted(seen, oracle), own=own)
     for number, attempt in enumerate(seen.attempts):
         sent, taken = attempt.sent, seen.resumed(number)
         what = f"attempt {number}"
-        _require(taken >= before, law, seen, f"{what} took {taken} tokens for delivered, the one before it {before}")
-        _require(sent["input_ids"] == request["input_ids"] + whole[:taken], law, seen, f"{what} has another prompt")
-        _require(not taken or taken < len(whole), law, seen, f"{what} was made though nothing was left to generate")
-        before = taken
         limits = left_of(request.get("sampling_params") or {}, taken)
         asked = {name: sent["sampling_params"].get(name) for name in limits}
         _require(not taken or asked == limits, law, seen, f"{what} asks for {asked}, {limits} is left")
-        _require(not _changed(request, sent), law, seen, f"{what} changed {_changed(request, sent)}")
         if taken and request.get("logprob_start_len") is not None:
             _require(sent["logprob_start_len"] == -1, law, seen, f"{what} asks for the prompt's logprobs again")
+    if own:
+        _require_names(law, seen)
+
+
+def _require_names(law: str, seen: Observed) -> None:
+    """No attempt's rid is related to another's, and the trace has them all."""
+    names: list[str] = []
+    for number, attempt in enumerate(seen.attempts):
         if seen.redialled(number):
             continue
-        related = [name for name in names if name.startswith(sent["rid"]) or sent["rid"].startswith(name)]
-        _require(not related, law, seen, f"{what}'s rid {sent['rid']!r} is related to {related}")
-        _require(len(sent["rid"].encode()) <= MAX_RID or not number, law, seen, f"{what}'s rid is too long")
-        names.append(sent["rid"])
+        what, rid = f"attempt {number}", attempt.sent["rid"]
+        related = [name for name in names if name.startswith(rid) or rid.startswith(name)]
+        _require(not related, law, seen, f"{what}'s rid {rid!r} is related to {related}")
+        _require(len(rid.encode()) <= MAX_RID or not number, law, seen, f"{what}'s rid is too long")
+        names.append(rid)
     if seen.rows and len(seen.rows) == 1:
         told = [row["resumed_from"] for row in seen.rows[0]["attempts"] if row["rid"] in names]
         found = [seen.resumed(number) for number in range(len(seen.attempts)) if not seen.redialled(number)]
         _require(told == found, law, seen, f"the trace says that attempts resumed from {told}, they did from {found}")
-
-
-def _changed(request: Mapping[str, Any], sent: Mapping[str, Any]) -> list[str]:
-    """Names of fields that an attempt says otherwise than the client, though they are the client's."""
-    first, second = ({**body, "sampling_params": body.get("sampling_params") or {}} for body in (request, sent))
-    top = [name for name in {*first, *second} - _OURS if first.get(name) != second.get(name)]
-    one, two = first["sampling_params"], second["sampling_params"]
-    return top + [name for name in {*one, *two} - _OURS_IN_SAMPLING if one.get(name) != two.get(name)]
 
 
 def snapshot(seen: Observed) -> None:
@@ -180,7 +204,7 @@ def snapshot(seen: Observed) -> None:
     law, request = "snapshot", seen.request
     if not seen.response.complete or seen.response.status != 200:
         return
-    values = seen.response.values() if seen.scenario.streaming else [seen.response.json()]
+    values = seen.response.values() if seen.case.streaming else [seen.response.json()]
     untold = [number for number in range(len(seen.attempts)) if not seen.resumed(number)]
     source = _first_meta(seen.attempts[untold[-1]])
     wanted: dict[str, Any] = {"prompt_tokens": len(request["input_ids"])}
@@ -234,13 +258,18 @@ def passthrough(seen: Observed, *, rewritten: bool) -> None:
     does, on an exception: 500, or a stream that breaks off) must be seen to have failed.
     """
     law = "passthrough"
-    _require(len(seen.attempts) == 1, law, seen, f"{len(seen.attempts)} attempts")
+    _require(len(seen.attempts) == 1, law, seen, f"{len(seen.attempts)} attempts, status {seen.response.status}")
     attempt = seen.attempts[0]
     if not rewritten:
-        _require(attempt.body == seen.scenario.body, law, seen, "the worker did not get what the client sent")
-    if rewritten and not seen.scenario.streaming:
-        return
-    answer = attempt.answer
+        _require(attempt.body == seen.case.body, law, seen, "the worker did not get what the client sent")
+    if not rewritten or seen.case.streaming:
+        verbatim(seen)
+
+
+def verbatim(seen: Observed) -> None:
+    """The part of `passthrough` about the answer of the only attempt."""
+    law = "passthrough"
+    answer = seen.attempts[0].answer
     if not answer.complete or (answer.status >= 500 and not seen.response.complete):
         loud = seen.response.status >= 500 or not seen.response.complete
         _require(loud, law, seen, "the worker failed by itself, and its client does not see it")
@@ -251,28 +280,23 @@ def passthrough(seen: Observed, *, rewritten: bool) -> None:
     _require(kind == answer.header("content-type"), law, seen, f"the content type became {kind!r}")
 
 
-def no_false_success(seen: Observed, oracle: Oracle) -> None:
+def no_false_success(seen: Observed, oracle: Oracle, *, loud: bool = True) -> None:
     """A truncated answer never parses as a complete one; a failed one says how much was delivered.
 
     For a careless client (`answers.sample`) whose HTTP library is h11 or httpx: whatever it takes for a finished sample
     has all the tokens of the oracle's. A stream that failed carries one error event, no `[DONE]`, and broken framing.
+    `loud` False: of a router that promises no more than the broken framing.
     """
-    law, response, streaming = "no false success", seen.response, seen.scenario.streaming
-    whole = oracle.answer(seen.request)["output_ids"]
-    readings = {"h11": response if response.complete else None}
-    if response.wire:
-        readings["httpx"] = httpx_reads(response.wire)
-    for library, reading in readings.items():
-        taken = sample(reading, streaming=streaming) if reading is not None else None
-        _require(taken is None or taken == whole, law, seen, f"through {library}, {taken} passes for {whole}")
+    law, response, streaming = "no false success", seen.response, seen.case.streaming
+    tokens.no_false_success(seen, uninterrupted(seen, oracle))
     if response.status != 200:
-        _require(response.status >= 500, law, seen, f"a failure with status {response.status}")
+        _require(not loud or response.status >= 500, law, seen, f"a failure with status {response.status}")
     elif streaming and response.complete:
         _require(response.events()[-1:] == [b"[DONE]"], law, seen, "complete framing around a stream without [DONE]")
         last = response.values()[-1]
         ended = "error" in last or last["meta_info"]["finish_reason"] is not None
         _require(ended and not ("error" in last and _shown(response)), law, seen, "[DONE] after part of an answer")
-    elif streaming:
+    elif streaming and loud:
         _loud(law, seen)
 
 
@@ -310,6 +334,7 @@ def exactly_once(seen: Observed) -> None:
     tokens are the ones that the client got; whatever counts things in flight is back at 0.
     """
     law = "exactly once"
+    tokens.exactly_once(seen)
     if seen.rows is None or seen.gauges is None:
         raise AssertionError(f"{law}: the router shows neither rows nor gauges")
     _require(len(seen.rows) == 1, law, seen, f"{len(seen.rows)} trace rows")
@@ -319,9 +344,7 @@ def exactly_once(seen: Observed) -> None:
     _require(set(dispatched) <= set(listed), law, seen, f"the row lists {listed}, workers saw {dispatched}")
     for one, two in zip(row["attempts"], row["attempts"][1:], strict=False):
         _require(one["ended"] <= two["started"], law, seen, f"two attempts at the same time: {one} and {two}")
-    tokens = sum(attempt["tokens"] for attempt in row["attempts"])
-    _require(
-        tokens == row["completion_tokens"], law, seen, f"{row['completion_tokens']} tokens, attempts gave {tokens}"
-    )
+    given, told = sum(attempt["tokens"] for attempt in row["attempts"]), row["completion_tokens"]
+    _require(given == told, law, seen, f"{told} tokens, attempts gave {given}")
     busy = {name: value for name, value in seen.gauges.items() if value}
     _require(not busy, law, seen, f"still in flight: {busy}")

@@ -16,7 +16,7 @@ from dyn_relay.http11.sse import Splitter
 from dyn_relay.net import Network
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.laws.laws import MIGRATABLE_HEADER
-from dyn_testkit.laws.observed import Observed, Scenario
+from dyn_testkit.laws.observed import Case, Observed
 from dyn_testkit.laws.stage import Stage
 from dyn_testkit.simnet import Fragmentation, SimNetwork
 from dyn_testkit.worker import WorkerOptions
@@ -37,36 +37,36 @@ class ExchangeLevel:
         self._options = options
         self._limit = limit
 
-    def observe(self, scenario: Scenario) -> Observed:
-        """Run one scenario, in no real time."""
-        return trio.run(partial(self._observe, scenario), clock=MockClock(autojump_threshold=0))
+    def observe(self, case: Case) -> Observed:
+        """Run one case, in no real time."""
+        return trio.run(partial(self._observe, case), clock=MockClock(autojump_threshold=0))
 
-    async def _observe(self, scenario: Scenario) -> Observed:
+    async def _observe(self, case: Case) -> Observed:
         network = SimNetwork()
-        dialects = [scenario.dialect(number) for number in range(self._limit + 1)]
+        dialects = [case.dialect(number) for number in range(self._limit + 1)]
         stage = Stage(network, dialects, self._options, "w{}", 30000)
         async with trio.open_nursery() as nursery:
             await nursery.start(stage.run)
-            stage.begin(scenario)
-            drive = _Drive(self._format, network, stage, scenario)
+            stage.begin(case)
+            drive = _Drive(self._format, network, stage, case)
             response = await drive.run()
             nursery.cancel_scope.cancel()
-        return Observed(scenario, response, stage.attempts)
+        return Observed(case, response, stage.attempts)
 
 
 class _Drive:
     """One logical request, from the client's body to the client's answer."""
 
-    def __init__(self, format: Format, network: Network, stage: Stage, scenario: Scenario) -> None:
+    def __init__(self, format: Format, network: Network, stage: Stage, case: Case) -> None:
         self._format = format
         self._network = network
         self._stage = stage
-        self._scenario = scenario
+        self._case = case
         self._client = Response(status=200)
 
     async def run(self) -> Response:
         headers = [(b"content-type", b"application/json")]
-        request = NativeRequest("POST", "/generate", headers, self._scenario.body)
+        request = NativeRequest("POST", "/generate", headers, self._case.body)
         exchange = self._format.open(request, "given-by-the-driver")
         answer = self._client
         for number, url in enumerate(self._stage.urls):
@@ -82,7 +82,7 @@ class _Drive:
         return answer
 
     async def _traits(self, url: str) -> Traits:
-        if not self._scenario.introduced:
+        if not self._case.introduced:
             return UNKNOWN
         found = {path: (await fetch(self._network, url, path)).body for path in self._format.info_paths}
         return self._format.traits(found)
@@ -125,7 +125,7 @@ class _Drive:
                 exchange.body(response.body, now())
             return
         splitter = Splitter(_MAX_EVENT)
-        for piece in _pieces(response.body, self._scenario.fragmentation):
+        for piece in _pieces(response.body, self._case.fragmentation):
             self._client.body += exchange.feed(splitter.feed(piece), now())
             if exchange.end is not None:
                 return
@@ -136,7 +136,7 @@ class _Drive:
             client.body += rest + exchange.last_words()
         else:
             answer = exchange.answer(trio.current_time())
-            client.status, client.body = answer.status, answer.body
+            self._whole(answer.status, answer.body)
         client.complete = True
 
     def _fail(self, exchange: Exchange, reason: str) -> None:
@@ -146,7 +146,14 @@ class _Drive:
             client.broken = "eof"
         else:
             answer = exchange.failure(502, reason, reason, True)
-            client.status, client.body, client.complete = answer.status, answer.body, True
+            self._whole(answer.status, answer.body)
+            client.complete = True
+
+    def _whole(self, status: int, body: bytes) -> None:
+        """An answer of ours, whatever the workers' were."""
+        client = self._client
+        client.headers = [*client.headers[:1], (b"content-type", b"application/json")]
+        client.status, client.body = status, body
 
 
 def _pieces(data: bytes, how: Fragmentation) -> list[bytes]:
@@ -177,16 +184,16 @@ class RouterLevel:
         self._stage = stage
         self._evidence = evidence
 
-    async def observe(self, scenario: Scenario) -> Observed:
-        """Run one scenario; the workers are quiet before it and after."""
-        self._stage.begin(scenario)
-        response = await fetch(self._network, self._url, "/generate", scenario.body)
+    async def observe(self, case: Case) -> Observed:
+        """Run one case; the workers are quiet before it and after."""
+        self._stage.begin(case)
+        response = await fetch(self._network, self._url, "/generate", case.body)
         if self._evidence is None:
-            return Observed(scenario, response, self._stage.attempts)
+            return Observed(case, response, self._stage.attempts)
         rows, gauges = await self._evidence()
-        return Observed(scenario, response, self._stage.attempts, rows, gauges)
+        return Observed(case, response, self._stage.attempts, rows, gauges)
 
 
-def other(scenario: Scenario, *, stream: bool) -> Scenario:
-    """The same scenario for a client that does (or does not) stream."""
-    return replace(scenario, body=json.dumps({**scenario.request, "stream": stream}).encode())
+def other(case: Case, *, stream: bool) -> Case:
+    """The same case for a client that does (or does not) stream."""
+    return replace(case, body=json.dumps({**case.request, "stream": stream}).encode())

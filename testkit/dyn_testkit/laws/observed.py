@@ -1,6 +1,6 @@
 """What a law looks at: a request under a plan of faults, and what came of it.
 
-A `Backend` turns a `Scenario` into `Observed`. The same law runs on every backend: a format's exchange without any I/O,
+A `Backend` turns a `Case` into `Observed`. The same law runs on every backend: a format's exchange without any I/O,
 a router over the network in memory, a router over real sockets, processes, live engines.
 """
 
@@ -14,6 +14,8 @@ from typing import Any, Protocol
 from dyn_testkit.client import Response
 from dyn_testkit.faults import What, Where
 from dyn_testkit.laws.answers import read_answer
+from dyn_testkit.laws.sglang import SGLANG
+from dyn_testkit.laws.wire import Wire
 from dyn_testkit.simnet import WHOLE, Fragmentation
 from dyn_testkit.worker import Dialect
 
@@ -22,7 +24,7 @@ Planned = tuple[Where, What] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class Case:
     """One request and what shall happen to it."""
 
     #: The client's body, as it is sent.
@@ -35,6 +37,8 @@ class Scenario:
     fragmentation: Fragmentation = WHOLE
     #: The router knows what its workers say of themselves (where the level can choose).
     introduced: bool = True
+    #: How the body is spelled, and the answers to it.
+    wire: Wire = field(default=SGLANG, repr=False)
 
     @property
     def request(self) -> dict[str, Any]:
@@ -62,7 +66,8 @@ class Attempt:
 
     #: The body that the worker got.
     body: bytes
-    dialect: Dialect
+    #: None: the backend has only one.
+    dialect: Dialect | None = None
     fault: Planned = None
     #: The fault has happened.
     fired: bool = False
@@ -83,9 +88,9 @@ class Attempt:
 
 @dataclass(slots=True)
 class Observed:
-    """A scenario and what came of it."""
+    """A case and what came of it."""
 
-    scenario: Scenario
+    case: Case
     #: What the client got.
     response: Response
     #: The dispatches that workers saw, in order.
@@ -98,11 +103,12 @@ class Observed:
     @property
     def request(self) -> dict[str, Any]:
         """The client's body, parsed."""
-        return self.scenario.request
+        return self.case.request
 
     def resumed(self, attempt: int) -> int:
         """Tokens that an attempt took for delivered: what its prompt is longer than the client's."""
-        return len(self.attempts[attempt].sent["input_ids"]) - len(self.request["input_ids"])
+        wire = self.case.wire
+        return len(wire.prompt(self.attempts[attempt].body)) - len(wire.prompt(self.case.body))
 
     def redialled(self, attempt: int) -> bool:
         """The attempt before this one died without a byte, as on an aged connection, and was sent again as it was."""
@@ -116,10 +122,11 @@ class Observed:
 
     def __str__(self) -> str:
         """For the message of a law that does not hold."""
-        lines = [f"  {self.scenario!r}"]
+        lines = [f"  {self.case!r}"]
         for number, attempt in enumerate(self.attempts):
             fired = "its fault fired" if attempt.fired else "left alone"
-            lines.append(f"  attempt {number}, {attempt.dialect}, {fired}: {attempt.body.decode('utf-8', 'replace')}")
+            what = f"attempt {number}, {attempt.dialect}" if attempt.dialect else f"attempt {number}"
+            lines.append(f"  {what}, {fired}: {attempt.body.decode('utf-8', 'replace')}")
         got = self.response
         ended = "complete" if got.complete else got.broken or "incomplete"
         lines.append(f"  the client got {got.status}, {ended}: {got.body[-600:]!r}")
@@ -129,5 +136,5 @@ class Observed:
 class Backend(Protocol):
     """Anything that answers requests while its workers fail."""
 
-    def observe(self, scenario: Scenario) -> Observed:
+    def observe(self, case: Case) -> Observed:
         """Send the request, let the faults happen, and come back when all is over."""

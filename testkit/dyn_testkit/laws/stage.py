@@ -1,7 +1,7 @@
-"""The workers of a scenario: mock workers that fail attempt by attempt, and remember what they saw and said.
+"""The workers of a case: mock workers that fail attempt by attempt, and remember what they saw and said.
 
-One scenario at a time. A router in front of the stage may choose its workers as it likes; if its choice can be steered,
-`Stage.pick` gives it the worker whose dialect the scenario wants next.
+One case at a time. A router in front of the stage may choose its workers as it likes; if its choice can be steered,
+`Stage.pick` gives it the worker whose dialect the case wants next.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import trio
 from dyn_relay.net import Connection, Listener, Network
 from dyn_testkit.engine import EMPTY, Model, Sampling, generate, mix
 from dyn_testkit.faults import Fault, FaultPlan, Kind, Seen, Spot, What, Where
-from dyn_testkit.laws.observed import Attempt, Scenario
+from dyn_testkit.laws.observed import Attempt, Case
 from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
 
 
@@ -74,7 +74,7 @@ class _Tap:
 
 
 class _Part(FaultPlan):
-    """One worker's share in the scenario."""
+    """One worker's share in the case."""
 
     def __init__(self, stage: Stage, number: int) -> None:
         super().__init__()
@@ -90,9 +90,12 @@ class _Part(FaultPlan):
         self._attempts[seen.index].fired = True
         super().record(fault, seen)
 
+    async def released(self) -> None:
+        await self._stage.released.wait()
+
 
 class Stage:
-    """Mock workers with one model. `run` them, `begin` a scenario, send its request, then `attempts` tells."""
+    """Mock workers with one model. `run` them, `begin` a case, send its request, then `attempts` tells."""
 
     def __init__(
         self,
@@ -110,7 +113,9 @@ class Stage:
             MockWorker(tap, host.format(number), port, replace(base, dialect=dialect), part)
             for number, (tap, part, dialect) in enumerate(zip(self._taps, self._parts, dialects, strict=True))
         ]
-        self._scenario = Scenario(b"{}")
+        self._case = Case(b"{}")
+        #: Stalled answers of this case go on.
+        self.released = trio.Event()
         #: (attempt, its connection, where its answer begins in what was sent there).
         self._entered: list[tuple[Attempt, _TappedConnection, int]] = []
 
@@ -126,11 +131,12 @@ class Stage:
         """The workers' base URLs."""
         return tuple(worker.url for worker in self.workers)
 
-    def begin(self, scenario: Scenario) -> None:
+    def begin(self, case: Case) -> None:
         """Forget what was seen; each worker gets another part of the prompt into its cache, so that counts differ."""
-        self._scenario = scenario
+        self._case = case
         self._entered = []
-        prompt = scenario.request.get("input_ids") or []
+        self.released = trio.Event()
+        prompt = case.request.get("input_ids") or []
         if not all(isinstance(token, int) for token in prompt):
             return
         for number, worker in enumerate(self.workers):
@@ -139,11 +145,17 @@ class Stage:
                 history = mix(history, token)
                 worker.scheduler.cache.add(history)
 
+    async def mend(self) -> None:
+        """The faults stop: stalled answers go on, dead workers come back."""
+        self.released.set()
+        for worker in self.workers:
+            await worker.restart()
+
     def enter(self, number: int, seen: Seen) -> Attempt:
         """A worker has read a generation: the next attempt."""
-        worker, scenario, count = self.workers[number], self._scenario, len(self._entered)
+        worker, case, count = self.workers[number], self._case, len(self._entered)
         connection = self._taps[number].connections[worker.generates[seen.index].connection]
-        fault = scenario.fault(count)
+        fault = case.fault(count)
         if fault is not None and _too_late(fault, worker.options.model, seen.body):
             fault = None
         attempt = Attempt(seen.body, worker.options.dialect, fault)
@@ -158,8 +170,8 @@ class Stage:
         return [attempt for attempt, _, _ in self._entered]
 
     def pick(self, urls: Collection[str]) -> str:
-        """Of these workers, one in the dialect that the scenario wants next, else the first."""
-        wanted = self._scenario.dialect(len(self._entered))
+        """Of these workers, one in the dialect that the case wants next, else the first."""
+        wanted = self._case.dialect(len(self._entered))
         fitting = [w.url for w in self.workers if w.url in urls and w.options.dialect == wanted]
         return (fitting or [w.url for w in self.workers if w.url in urls])[0]
 

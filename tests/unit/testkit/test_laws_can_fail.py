@@ -10,8 +10,8 @@ import pytest
 from dyn_relay.formats import catalog
 from dyn_relay.formats.base import Answer, Outbound, Verdict
 from dyn_testkit import faults, laws
-from dyn_testkit.laws import Scenario
-from dyn_testkit.laws import scenarios as some
+from dyn_testkit.laws import Case
+from dyn_testkit.laws import cases as some
 from dyn_testkit.laws.levels import ExchangeLevel, other
 from dyn_testkit.oracle import Oracle
 from dyn_testkit.worker import WorkerOptions
@@ -28,8 +28,8 @@ REQUEST = {
 CUT = (faults.at_token(3), faults.CLOSE)
 
 
-def scenario(*plan, dialects=("incremental",), **fields):
-    return Scenario(json.dumps(REQUEST | fields).encode(), plan, dialects)
+def case(*plan, dialects=("incremental",), **fields):
+    return Case(json.dumps(REQUEST | fields).encode(), plan, dialects)
 
 
 class Tampered:
@@ -97,7 +97,7 @@ def all_laws(seen):
 @pytest.mark.parametrize("dialects", [("incremental",), ("cumulative", "incremental"), ("mixed", "cumulative")])
 @pytest.mark.parametrize("stream", [True, False])
 def test_all_hold_for_what_is_right(dialects, stream):
-    all_laws(observe(scenario(CUT, CUT, dialects=dialects, stream=stream)))
+    all_laws(observe(case(CUT, CUT, dialects=dialects, stream=stream)))
 
 
 def _unreduced(body):
@@ -136,7 +136,7 @@ SENT_WRONG = {
 
 @pytest.mark.parametrize(("change", "broken"), SENT_WRONG.values(), ids=SENT_WRONG)
 def test_wrong_continuation(change, broken):
-    seen = observe(scenario(CUT), dispatch=sending(change))
+    seen = observe(case(CUT), dispatch=sending(change))
     for law in broken:
         with pytest.raises(AssertionError, match=law):
             getattr(laws, law)(seen, ORACLE)
@@ -157,15 +157,15 @@ SHOWN_WRONG = {
 
 @pytest.mark.parametrize("change", SHOWN_WRONG.values(), ids=SHOWN_WRONG)
 def test_equivalence_sees_a_wrong_stream(change):
-    seen = observe(scenario(CUT), feed=continued(change))
+    seen = observe(case(CUT), feed=continued(change))
     with pytest.raises(AssertionError, match="equivalence"):
         laws.equivalence(seen, ORACLE)
 
 
 def test_equivalence_sees_a_change_of_dialect():
     """Each attempt in its own worker's dialect adds up for nobody."""
-    seen = observe(scenario(CUT, dialects=("incremental", "incremental")))
-    other_half = observe(scenario(CUT, dialects=("cumulative", "cumulative")))
+    seen = observe(case(CUT, dialects=("incremental", "incremental")))
+    other_half = observe(case(CUT, dialects=("cumulative", "cumulative")))
     events = [*seen.response.body.split(b"\n\n")[:4], *other_half.response.body.split(b"\n\n")[4:]]
     mixed = replace(seen, response=replace(seen.response, body=b"\n\n".join(events)))
     with pytest.raises(AssertionError, match="equivalence"):
@@ -174,7 +174,7 @@ def test_equivalence_sees_a_change_of_dialect():
 
 @pytest.mark.parametrize("field", ["prompt_tokens", "cached_tokens"])
 def test_snapshot_sees_the_second_attempts_prompt(field):
-    seen = observe(scenario(CUT))
+    seen = observe(case(CUT))
     told = {"prompt_tokens": b'"prompt_tokens":3', "cached_tokens": b'"cached_tokens":1'}[field]
     assert told in seen.response.body
     wrong = seen.response.body.replace(told, told[:-1] + b"2", 1)
@@ -185,26 +185,26 @@ def test_snapshot_sees_the_second_attempts_prompt(field):
 def test_budget_sees_a_call_with_nothing_left():
     """A router that asks once more, though every token was delivered."""
     lost = (faults.AFTER_LAST_TOKEN, faults.CLOSE)
-    seen = observe(scenario(lost), complete=lambda rest, attempt: None)
+    seen = observe(case(lost), complete=lambda rest, attempt: None)
     with pytest.raises(AssertionError, match="nothing was left"):
         laws.budget(seen, ORACLE)
 
 
 def test_admission_sees_a_wrong_verdict_and_a_splice():
-    refused = scenario(CUT, sampling_params={"max_new_tokens": 9, "temperature": 0, "frequency_penalty": 0.5})
+    refused = case(CUT, sampling_params={"max_new_tokens": 9, "temperature": 0, "frequency_penalty": 0.5})
     laws.admission(observe(refused), "frequency_penalty")
     with pytest.raises(AssertionError, match="admission"):
         laws.admission(observe(refused), "")
     with pytest.raises(AssertionError, match="admission"):
-        laws.admission(observe(scenario(CUT)), "frequency_penalty")
-    spliced = replace(observe(scenario(CUT)), scenario=refused)
+        laws.admission(observe(case(CUT)), "frequency_penalty")
+    spliced = replace(observe(case(CUT)), case=refused)
     spliced.response.headers[0] = (b"x-dyn-relay-migratable", b"no; reason=frequency_penalty")
     with pytest.raises(AssertionError, match=r"continued, though it must not be|not what the client sent"):
         laws.admission(spliced, "frequency_penalty")
 
 
 def test_admission_sees_a_silent_loss():
-    refused = scenario(CUT, sampling_params={"max_new_tokens": 9, "temperature": 0, "frequency_penalty": 0.5})
+    refused = case(CUT, sampling_params={"max_new_tokens": 9, "temperature": 0, "frequency_penalty": 0.5})
     seen = observe(refused)
     with pytest.raises(AssertionError, match="not told"):
         laws.admission(replace(seen, response=replace(seen.response, complete=True)), "frequency_penalty")
@@ -217,7 +217,7 @@ def test_fold_sees_a_short_unary_answer():
         value["output_ids"].pop()
         return Answer(200, json.dumps(value).encode())
 
-    plan = scenario(CUT)
+    plan = case(CUT)
     stream = observe(plan)
     laws.fold(observe(other(plan, stream=False)), stream)
     with pytest.raises(AssertionError, match="fold"):
@@ -225,7 +225,7 @@ def test_fold_sees_a_short_unary_answer():
 
 
 def test_passthrough_sees_a_rerendered_event():
-    plan = scenario()
+    plan = case()
     laws.passthrough(observe(plan), rewritten=False)
     spaced = observe(plan, feed=lambda out, _: out.replace(b'":', b'": '))
     with pytest.raises(AssertionError, match="passthrough"):
@@ -237,7 +237,7 @@ def test_passthrough_sees_a_rerendered_request():
         return Outbound(outbound.method, outbound.path, json.dumps(json.loads(outbound.body), indent=1).encode())
 
     with pytest.raises(AssertionError, match="did not get what the client sent"):
-        laws.passthrough(observe(scenario(), dispatch=rerender), rewritten=False)
+        laws.passthrough(observe(case(), dispatch=rerender), rewritten=False)
 
 
 HOPELESS = (CUT, *[(faults.at_token(1), faults.CLOSE)] * 3)
@@ -245,8 +245,8 @@ HOPELESS = (CUT, *[(faults.at_token(1), faults.CLOSE)] * 3)
 
 def test_no_false_success_sees_a_clean_end():
     """Nobody is left, and the stream ends with a last chunk and `[DONE]`."""
-    laws.no_false_success(observe(scenario(*HOPELESS)), ORACLE)
-    clean = observe(scenario(*HOPELESS), failure_event=lambda out, _: out + b"data: [DONE]\n\n")
+    laws.no_false_success(observe(case(*HOPELESS)), ORACLE)
+    clean = observe(case(*HOPELESS), failure_event=lambda out, _: out + b"data: [DONE]\n\n")
     with pytest.raises(AssertionError, match="no false success"):
         laws.no_false_success(clean, ORACLE)
 
@@ -254,7 +254,7 @@ def test_no_false_success_sees_a_clean_end():
 @pytest.mark.parametrize("end", [b"", b"data: [DONE]\n\n"])
 def test_no_false_success_sees_complete_framing(end):
     """C5: an error event alone stops no client; only framing that never ends does."""
-    seen = observe(scenario(*HOPELESS), failure_event=lambda out, _: out + end)
+    seen = observe(case(*HOPELESS), failure_event=lambda out, _: out + end)
     with pytest.raises(AssertionError, match="no false success"):
         laws.no_false_success(replace(seen, response=replace(seen.response, complete=True)), ORACLE)
 
@@ -264,7 +264,7 @@ def test_no_false_success_sees_a_made_up_finish():
     finish = (
         b'data: {"output_ids":[],"meta_info":{"finish_reason":{"type":"length","length":6},"completion_tokens":6}}\n\n'
     )
-    seen = observe(scenario(*HOPELESS), failure_event=lambda out, _: finish)
+    seen = observe(case(*HOPELESS), failure_event=lambda out, _: finish)
     told = replace(seen, response=replace(seen.response, complete=True))
     with pytest.raises(AssertionError, match="passes for"):
         laws.no_false_success(told, ORACLE)
@@ -273,7 +273,7 @@ def test_no_false_success_sees_a_made_up_finish():
 def test_no_false_success_sees_a_short_unary_answer():
     ids = ORACLE.answer(REQUEST)["output_ids"][:6]
     body = json.dumps({"output_ids": ids, "meta_info": {"finish_reason": {"type": "length", "length": 6}}}).encode()
-    seen = observe(scenario(*HOPELESS, stream=False), failure=lambda out, _: Answer(200, body))
+    seen = observe(case(*HOPELESS, stream=False), failure=lambda out, _: Answer(200, body))
     with pytest.raises(AssertionError, match="passes for"):
         laws.no_false_success(seen, ORACLE)
 
@@ -281,7 +281,7 @@ def test_no_false_success_sees_a_short_unary_answer():
 def test_no_false_success_sees_framing_that_hides_the_end():
     """An answer that ends with its connection looks whole wherever it is cut."""
     wire = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n" + json.dumps({"output_ids": [1, 2]}).encode()
-    seen = observe(scenario())
+    seen = observe(case())
     bare = replace(seen, response=replace(seen.response, wire=wire))
     with pytest.raises(AssertionError, match="is content with"):
         laws.truncation(bare, ORACLE, len(wire) - 3)
@@ -311,7 +311,7 @@ ONCE_WRONG = {
 
 @pytest.mark.parametrize(("rows", "gauges"), ONCE_WRONG.values(), ids=ONCE_WRONG)
 def test_exactly_once_sees(rows, gauges):
-    seen = observe(scenario(CUT))
+    seen = observe(case(CUT))
     laws.exactly_once(replace(seen, rows=[_row()], gauges={"leases": 0.0}))
     with pytest.raises(AssertionError, match="exactly once"):
         laws.exactly_once(replace(seen, rows=rows, gauges=gauges))
@@ -328,8 +328,8 @@ def test_rows_joined_as_texts_are_seen():
 
 def test_a_goal_that_was_never_met_is_told():
     goals = laws.Sometimes(["one kill", "stream"])
-    goals.watch(observe(scenario()))
+    goals.watch(observe(case()))
     with pytest.raises(laws.NeverHappened, match="never happened: one kill"):
         goals.verify()
-    goals.watch(observe(scenario(CUT)))
+    goals.watch(observe(case(CUT)))
     goals.verify()

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for scenarios. They shrink to fewer and earlier faults, whole reads, shorter prompts."""
+"""Hypothesis strategies for cases. They shrink to fewer and earlier faults, whole reads, shorter prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dyn_testkit import faults
 from dyn_testkit.engine import Model, Sampling, generate
 from dyn_testkit.faults import What, Where
 from dyn_testkit.laws.answers import DIALECTS
-from dyn_testkit.laws.observed import Planned, Scenario
+from dyn_testkit.laws.observed import Case, Planned
 from dyn_testkit.simnet import WHOLE, Fragmentation
 from dyn_testkit.strategies import fragmentations, requests
 from dyn_testkit.worker import Dialect
@@ -28,7 +28,7 @@ CUTS: tuple[What, ...] = (faults.CLOSE, faults.RESET)
 
 #: Fields that mean nothing to SGLang or to a router, with values that a careless one would spoil.
 _STRANGE: dict[str, Any] = {
-    "custom_labels": {"a": [1, 2.50, None], "ü": "\ud83d\ude00\n"},
+    "labels_of_mine": {"a": [1, 2.50, None], "ü": "\ud83d\ude00\n"},
     "conversation_id": "c/1",
     "a_future_field": 2**63 - 1,
     "priority": -(2**63),
@@ -109,14 +109,14 @@ def dialects(most: int = 4) -> st.SearchStrategy[tuple[Dialect, ...]]:
     return st.integers(1, most).flatmap(lambda count: st.tuples(*[st.sampled_from(DIALECTS)] * count))
 
 
-def scenarios(
+def cases(
     body: st.SearchStrategy[bytes] | None = None,
     plan: st.SearchStrategy[tuple[Planned, ...]] | None = None,
     fragmentation: st.SearchStrategy[Fragmentation] | None = None,
-) -> st.SearchStrategy[Scenario]:
+) -> st.SearchStrategy[Case]:
     """Requests under faults."""
     return st.builds(
-        Scenario,
+        Case,
         bodies() if body is None else body,
         plans() if plan is None else plan,
         dialects(),
@@ -125,7 +125,7 @@ def scenarios(
     )
 
 
-def hard(model: Model = MODEL) -> list[Scenario]:
+def hard(model: Model = MODEL) -> list[Case]:
     """The hard cases, one by one: what every run should begin with."""
     sampling: dict[str, Any] = {"max_new_tokens": 9, "temperature": 0}
     request = {
@@ -148,7 +148,7 @@ def hard(model: Model = MODEL) -> list[Scenario]:
         faults.BEFORE_LAST_CHUNK,
         faults.AFTER_DONE,
     )
-    cases: list[tuple[dict[str, Any], tuple[Planned, ...], Fragmentation]] = [
+    planned: list[tuple[dict[str, Any], tuple[Planned, ...], Fragmentation]] = [
         ({}, (), WHOLE),
         *(({}, ((where, faults.CLOSE),), WHOLE) for where in one_place),
         ({}, ((faults.at_token(2), faults.CLOSE),) * 3, Fragmentation(1)),
@@ -156,8 +156,8 @@ def hard(model: Model = MODEL) -> list[Scenario]:
         ({"sampling_params": {**sampling, "max_new_tokens": 0}}, ((faults.AT_HEAD, faults.CLOSE),), WHOLE),
     ]
     return [
-        Scenario(json.dumps({**request, **fields, "stream": stream}).encode(), plan, spoken, how)
-        for fields, plan, how in cases
+        Case(json.dumps({**request, **fields, "stream": stream}).encode(), plan, spoken, how)
+        for fields, plan, how in planned
         for stream in (True, False)
         for spoken in (DIALECTS, DIALECTS[::-1])
     ]
@@ -216,10 +216,11 @@ NEUTRAL: tuple[dict[str, Any], ...] = (
 def judged_bodies(model: Model = MODEL, max_tokens: int = MAX_TOKENS) -> st.SearchStrategy[tuple[bytes, str]]:
     """Bodies with what an admission must say of them: the field that forbids a continuation, or ""."""
     extras = st.one_of(st.sampled_from(REFUSED), st.sampled_from(NEUTRAL).map(lambda fields: (fields, "")))
-    return st.builds(_merged, requests(model, max_tokens), extras, st.booleans())
+    return st.builds(judged, requests(model, max_tokens), extras, st.booleans())
 
 
-def _merged(body: dict[str, Any], extra: tuple[dict[str, Any], str], stream: bool) -> tuple[bytes, str]:
+def judged(body: dict[str, Any], extra: tuple[dict[str, Any], str], stream: bool) -> tuple[bytes, str]:
+    """A request with the fields of `extra` (of `REFUSED`, say), and what an admission must say of it."""
     fields, reason = extra
     sampling = {**body["sampling_params"], **fields.get("sampling_params", {})}
     return json.dumps({**body, **fields, "stream": stream, "sampling_params": sampling}).encode(), reason

@@ -1,0 +1,1 @@
+"""Uses of the testkit that stand alone."""

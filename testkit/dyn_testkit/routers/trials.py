@@ -1,0 +1,182 @@
+"""What a router is put through: requests and the faults of their attempts, every hard place of an answer among them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+
+from dyn_testkit import faults
+from dyn_testkit.faults import What, Where
+from dyn_testkit.laws import cases as some
+from dyn_testkit.laws.observed import Case, Planned
+from dyn_testkit.simnet import WHOLE
+
+#: More attempts than any router makes of one request.
+_ALL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A case, and the field of its request that forbids a continuation ("" for none)."""
+
+    case: Case
+    reason: str = ""
+    #: No worker would take it: a router may say so itself.
+    invalid: bool = False
+
+
+_SAMPLING: dict[str, Any] = {"max_new_tokens": 9, "temperature": 0}
+_PLAIN: dict[str, Any] = {"input_ids": [5, 6, 7], "sampling_params": _SAMPLING}
+#: A prompt that no worker has died of: a router may remember.
+_UNTOUCHED: dict[str, Any] = {"input_ids": [5, 6, 8], "sampling_params": _SAMPLING}
+#: One token, nothing else: what a healthy router and any worker answer.
+PROBE = Case(json.dumps({"input_ids": [9], "sampling_params": {"max_new_tokens": 1, "temperature": 0}}).encode())
+
+_PLACES: tuple[tuple[Where, What], ...] = (
+    (faults.at_token(1), faults.RESET),
+    (faults.at_token(5), faults.CLOSE),
+    (faults.at_token(8), faults.RESET),
+    (faults.inside_json(6, 300), faults.RESET),
+    (faults.AT_HEAD, faults.RESET),
+    (faults.AT_HEAD, faults.KILL_WORKER),
+    (faults.at_token(3), faults.KILL_WORKER),
+    (faults.AT_HEAD, faults.status(500)),
+    (faults.AT_HEAD, faults.status(503)),
+    (faults.at_token(4), faults.abort_event(500)),
+)
+_STALLS = (faults.AT_HEAD, faults.at_token(3), faults.AFTER_FINISH)
+_NEEDED = ("input_ids", "sampling_params", "stream")
+#: Fields with the reason for which a router must not continue a request with them.
+_EXTRAS = (*some.REFUSED, *((fields, "") for fields in some.NEUTRAL))
+_HARMLESS: tuple[dict[str, Any], ...] = (
+    {"rid": "c"},
+    {"a_future_field": [1, 2.5, None, "ü"]},
+    {"return_logprob": True},
+    {"return_prompt_token_ids": True},
+    {"sampling_params": {**_SAMPLING, "logit_bias": {"3": 1.5}}},
+)
+#: Requests that a worker refuses.
+_INVALID: tuple[dict[str, Any], ...] = (
+    {"sampling_params": {"max_new_tokens": -1}},
+    {"sampling_params": {"temperature": -1.0}},
+    {"input_ids": "no tokens"},
+)
+
+
+def _steerless(case: Case) -> Case:
+    """The case before a router that chooses its workers, and a network that cuts the bytes, as they like."""
+    return Case(case.body, case.faults)
+
+
+def _case(fields: dict[str, Any], plan: tuple[Planned, ...] = (), *, stream: bool) -> Case:
+    plain = _PLAIN if plan else _UNTOUCHED
+    return Case(json.dumps({**plain, **fields, "stream": stream}).encode(), plan)
+
+
+def _both(plan: tuple[Planned, ...]) -> Iterator[Trial]:
+    for stream in (True, False):
+        yield Trial(_case({"rid": "b", "return_logprob": True}, plan, stream=stream))
+
+
+@cache
+def faulted() -> tuple[Trial, ...]:
+    """Requests that may be continued: each alone, and cut wherever an answer can be."""
+    trials = [Trial(case) for case in dict.fromkeys(map(_steerless, some.hard()))]
+    for place in _PLACES:
+        trials += _both((place,))
+    trials += _both(((faults.at_token(3), faults.CLOSE), (faults.at_token(2), faults.RESET)))
+    for stream in (True, False):  # nameless, without logprobs
+        trials += [Trial(_case({}, ((faults.at_token(4), faults.CLOSE),), stream=stream))]
+    return tuple(trials)
+
+
+@cache
+def streamed() -> tuple[Trial, ...]:
+    """Those that stream."""
+    return tuple(trial for trial in faulted() if trial.case.streaming)
+
+
+@cache
+def hopeless() -> tuple[Trial, ...]:
+    """Every attempt fails."""
+    places = (
+        (faults.AT_HEAD, faults.CLOSE),
+        (faults.at_token(2), faults.RESET),
+        (faults.inside_json(1, 40), faults.CLOSE),
+    )
+    return tuple(trial for place in places for trial in _both((place,) * _ALL))
+
+
+@cache
+def stalled() -> tuple[Trial, ...]:
+    """A worker goes silent, and comes back when the faults stop."""
+    return tuple(trial for where in _STALLS for trial in _both(((where, faults.STALL),)))
+
+
+@cache
+def refused() -> tuple[Trial, ...]:
+    """Requests that must not be continued, their worker dying among tokens; and some that look like them."""
+    extras = [*some.REFUSED, *((fields, "") for fields in some.NEUTRAL)]
+    return tuple(
+        _judged(extra, ((faults.at_token(3), faults.CLOSE),), stream) for extra in extras for stream in (True, False)
+    )
+
+
+@cache
+def untouched() -> tuple[Trial, ...]:
+    """No faults: requests of every kind, also such as a worker refuses, and fields that nobody knows."""
+    trials = [_judged(extra, (), stream) for extra in _EXTRAS for stream in (True, False)]
+    for fields in (*_HARMLESS, *_INVALID):
+        trials += [Trial(_case(fields, stream=stream), invalid=fields in _INVALID) for stream in (True, False)]
+    return tuple(trials)
+
+
+def _judged(extra: tuple[dict[str, Any], str], plan: tuple[Planned, ...], stream: bool) -> Trial:
+    body, reason = some.judged({**(_PLAIN if plan else _UNTOUCHED), "rid": "d"}, extra, stream)
+    return Trial(Case(body, plan), reason)
+
+
+def drawn(count: int, seed: int) -> tuple[Trial, ...]:
+    """Some of Hypothesis's examples."""
+    found: list[Trial] = []
+    if not count:
+        return ()
+
+    @seeded(seed)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(some.cases(fragmentation=st.just(WHOLE)))
+    def collect(case: Case) -> None:
+        found.append(Trial(_steerless(case)))
+
+    collect()
+    return tuple(found)
+
+
+def simpler(trial: Trial) -> Iterator[Trial]:
+    """Trials that are like this one, but less: fewer faults, fewer fields. A reason keeps its fields."""
+    case = trial.case
+    if len(case.faults) > 2:
+        yield replace(trial, case=replace(case, faults=case.faults[:1]))
+    for at in range(min(3, len(case.faults))):
+        yield replace(trial, case=replace(case, faults=case.faults[:at] + case.faults[at + 1 :]))
+    request = case.request
+    smaller = [{key: value for key, value in request.items() if key != name} for name in request if name not in _NEEDED]
+    sampling = request.get("sampling_params") or {}
+    for name in () if not isinstance(sampling, dict) else sampling.keys() - {"max_new_tokens", "temperature"}:
+        less = {key: value for key, value in sampling.items() if key != name}
+        smaller.append({**request, "sampling_params": less})
+    for fields in () if trial.reason else smaller:
+        yield replace(trial, case=replace(case, body=json.dumps(fields).encode()))
