@@ -31,10 +31,12 @@ class Router:
         got = await read_request(client, b"")
         assert got is not None
         request = json.loads(got[0].body)
+        mine = len(request["prompt"])
         await client.send(HEAD)
         end = None
         for address in self._workers:
-            end = await self._attempt(client, address, request) or self.known_end(request)
+            end = await self._attempt(client, address, request)
+            end = end or self.known_end(request, request["prompt"][mine:])
             if end is not None:
                 await client.send(chunk(spell({"end": end})) + LAST_CHUNK)
                 break
@@ -65,8 +67,8 @@ class Router:
         request["prompt"] += tokens
         request["n"] -= len(tokens)
 
-    def known_end(self, request: dict[str, Any]) -> str | None:
+    def known_end(self, request: dict[str, Any], delivered: list[int]) -> str | None:
         """The end that a worker need not be asked for: all tokens are there, only its last words were lost."""
-        if request["prompt"][-1] in MODEL.eos_token_ids:
+        if delivered and delivered[-1] in MODEL.eos_token_ids:
             return "stop"
         return None if request["n"] else "length"

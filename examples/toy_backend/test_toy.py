@@ -7,21 +7,27 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from dyn_testkit import faults
 from dyn_testkit.laws import Case, Sometimes, tokens
+from dyn_testkit.simnet import Fragmentation
 from examples.toy_backend.adopt import LINES, WORKERS, cases, observe, whole
 from examples.toy_backend.router import Router
 
 examples = settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 CUT = (faults.at_token(2), faults.RESET)
+HARD = Case(b'{"prompt": [5, 6], "n": 9, "by": 1}', (CUT,) * 3, fragmentation=Fragmentation(1), wire=LINES)
+#: Found by the laws in a first version of the router: an EOS token that the client sent is not an end.
+OWN_EOS = Case(b'{"prompt": [2], "n": 1, "by": 1}', ((faults.AT_HEAD, faults.CLOSE),), wire=LINES)
 
 
 def test_every_law_under_cuts() -> None:
     goals = Sometimes(["nothing happens", "three kills in one request", "continued twice", "one byte a read"])
 
     @examples
+    @example(HARD)
+    @example(OWN_EOS)
     @given(cases())
     def check(case: Case) -> None:
         seen = observe(case)
@@ -60,7 +66,7 @@ class AsksForAllAgain(Router):
 class EndsCleanly(Router):
     """Another: whatever is over was complete."""
 
-    def known_end(self, request: dict[str, Any]) -> str | None:
+    def known_end(self, request: dict[str, Any], delivered: list[int]) -> str | None:
         return "length"
 
 
