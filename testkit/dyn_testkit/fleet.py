@@ -36,19 +36,27 @@ class Fleet:
         """Start `count` workers; return them once they listen.
 
         `options`: of all, or worker by worker; `faults`: worker by worker; `port`: instead of the fleet's own.
-        Raises `ValueError` if there is not one of these a worker, `OSError` for a port that is in use.
+        Raises `ValueError` if there is not one of these a worker, `TypeError` for what is no plan, `OSError` for a port
+        that is in use.
         """
         each = list(options) if isinstance(options, Sequence) else [options] * count
         plans = [None] * count if faults is None else list(faults)
         for name, given in (("options", each), ("faults", plans)):
             if len(given) != count:
                 raise ValueError(f"{name}: {len(given)} for {count} workers; give one a worker, None for nothing")
+        for plan in plans:
+            if not isinstance(plan, FaultPlan | None):
+                raise TypeError(f"faults: a FaultPlan or None for each worker, not {plan!r}; see FaultPlan.of")
         return [await self._start(option, plan, port) for option, plan in zip(each, plans, strict=True)]
 
     async def _start(self, options: WorkerOptions | None, faults: FaultPlan | None, port: int | None) -> MockWorker:
         host = self._host.format(len(self.workers) + 1)
         worker = MockWorker(self._network, host, self._port if port is None else port, options, faults)
-        await self._nursery.start(worker.run)
+        try:
+            await self._nursery.start(worker.run)
+        except OSError as exc:
+            address = f"{worker.host}:{worker.port}"
+            raise OSError(exc.errno, f"no worker can listen on {address}: {exc.strerror or exc}") from exc
         self.workers.append(worker)
         for follower in self._followers:
             follower(worker)

@@ -87,7 +87,10 @@ async def open_relay(
     Raises `OSError` if it cannot listen.
     """
     app = App(Config(host=host, port=port, worker_urls=tuple(workers), **options), network, wall)
-    listener = await network.listen(host, port)
+    try:
+        listener = await network.listen(host, port)
+    except OSError as exc:
+        raise OSError(exc.errno, f"the proxy cannot listen on {host}:{port}: {exc.strerror or exc}") from exc
     rows = Rows()
     async with background() as nursery:
         await nursery.start(app.serve, listener, rows)
