@@ -13,10 +13,10 @@ from hypothesis.strategies import SearchStrategy
 
 from dyn_testkit.laws import Observed, Sometimes
 from dyn_testkit.laws.cases import hard
+from dyn_testkit.seed import run_seed
 
-#: The same in every run of the tests: what was green stays green. DYN_SEED=N replays another one; `make laws` looks for
-#: counterexamples under seeds that nobody has tried.
-SEED = int(os.environ.get("DYN_SEED") or 0)
+#: The same in every run of the tests; `make laws` looks for counterexamples under seeds that nobody has tried.
+SEED = run_seed()
 #: DYN_EXAMPLES=N makes a shorter (or longer) run; a shorter one need not meet every goal.
 ENOUGH = 512
 EXAMPLES = int(os.environ.get("DYN_EXAMPLES") or ENOUGH)

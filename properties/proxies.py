@@ -10,17 +10,17 @@ from functools import partial
 import trio
 from trio.testing import MockClock
 
-from dyn_relay.app import App
-from dyn_relay.config import Config
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.net import Network
 from dyn_relay.observe import log as logs
 from dyn_relay.relay import budget
 from dyn_relay.sockets import open_network
+from dyn_testkit.background import background
 from dyn_testkit.laws import Stage
 from dyn_testkit.laws.answers import DIALECTS
 from dyn_testkit.laws.cases import MODEL
 from dyn_testkit.laws.levels import RouterLevel
+from dyn_testkit.relay import open_relay
 from dyn_testkit.simnet import Link, SimNetwork
 from dyn_testkit.worker import WorkerOptions
 
@@ -41,52 +41,33 @@ class _Directed:
         return by_url[self._stage.pick(by_url)]
 
 
-class _Rows(list):
-    """Stands for a trace file."""
-
-    write = list.append
-
-
 @asynccontextmanager
 async def proxied(network: Network, stage: Stage, host: str, port: int, **config) -> AsyncIterator[RouterLevel]:
     """A proxy before the workers of `stage`; both run as long as the block does."""
     logs.setup("critical")
-    async with trio.open_nursery() as nursery:
+    async with background() as nursery:
         await nursery.start(stage.run)
         settings = {"seed": 1, "log_level": "error", "health_success_threshold": 1, "inhibited_duration_secs": 0.0}
-        app = App(Config(host=host, port=port, worker_urls=stage.urls, policy=_POLICY, **settings | config), network)
-        listener = await network.listen(host, port)
-        rows = _Rows()
-        await nursery.start(app.serve, listener, rows)
+        async with open_relay(network, host, port, stage.urls, policy=_POLICY, **settings | config) as relay:
+            fleet, live = relay.app.fleet, relay.app.live
 
-        async def settled() -> None:
-            ready = False
-            while not ready:
-                await trio.sleep(0.0005)
-                app.fleet.pick()  # lets those back in whose time is over
-                alive = {worker.url for worker in stage.workers if worker.alive}
-                fleet = [worker for worker in app.fleet.workers if worker.url in alive]
-                ready = all(worker.state == "ready" for worker in fleet) and stage.quiet and not len(app.live)
+            async def settled() -> None:
+                ready = False
+                while not ready:
+                    await trio.sleep(0.0005)
+                    fleet.pick()  # lets those back in whose time is over
+                    alive = {worker.url for worker in stage.workers if worker.alive}
+                    back = all(worker.state == "ready" for worker in fleet.workers if worker.url in alive)
+                    ready = back and stage.quiet and not len(live)
 
-        async def evidence():
+            async def evidence():
+                await settled()
+                seen = list(relay.rows)
+                relay.rows.clear()
+                return seen, relay.gauges
+
             await settled()
-            seen = list(rows)
-            rows.clear()
-            return seen, gauges(app)
-
-        await settled()
-        yield RouterLevel(network, f"http://{host}:{listener.port}", stage, evidence)
-        nursery.cancel_scope.cancel()
-
-
-def gauges(app: App) -> dict[str, float]:
-    """Whatever counts things in flight."""
-    found: dict[str, float] = {f"leases of {worker.id}": worker.in_flight for worker in app.fleet.workers}
-    for line in app.metrics.render().decode().splitlines():
-        name, _, value = line.rpartition(" ")
-        if "in_flight" in name and not name.startswith("#"):
-            found[name] = float(value)
-    return found
+            yield RouterLevel(network, relay.url, stage, evidence)
 
 
 @contextmanager

@@ -6,7 +6,8 @@ must keep: random numbers from seeded generators, time from trio's clock, and no
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import trio
@@ -17,7 +18,14 @@ T = TypeVar("T")
 
 
 def run_seeded(main: Callable[[], Awaitable[T]], seed: int) -> T:
-    """`trio.run(main)` in virtual time; every scheduling decision comes from the seed.
+    """`trio.run(main)` in virtual time; every scheduling decision comes from the seed."""
+    with seeded(seed):
+        return trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within the block, also that of a task, every scheduling decision of trio comes from the seed.
 
     trio has no public switch for it: the same two names serve its own tests and Hypothesis (trio 0.35).
     """
@@ -26,7 +34,7 @@ def run_seeded(main: Callable[[], Awaitable[T]], seed: int) -> T:
     scheduler._ALLOW_DETERMINISTIC_SCHEDULING = True
     scheduler._r.seed(seed)
     try:
-        return trio.run(main, clock=MockClock(autojump_threshold=0))
+        yield
     finally:
         scheduler._ALLOW_DETERMINISTIC_SCHEDULING = before
         scheduler._r.setstate(state)

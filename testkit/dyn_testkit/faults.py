@@ -240,11 +240,15 @@ class FaultPlan:
         """Wait for `release`."""
         await self._released.wait()
 
+    @property
+    def missing(self) -> list[Fault]:
+        """The listed faults that have not happened."""
+        return [fault for fault in self.faults if not self.count(fault)]
+
     def verify(self) -> None:
         """Raise `FaultNeverHappened` if a listed fault never fired."""
-        missing = [str(fault) for fault in self.faults if not self.count(fault)]
-        if missing:
-            raise FaultNeverHappened(", ".join(missing))
+        if self.missing:
+            raise FaultNeverHappened(", ".join(map(str, self.missing)))
 
 
 _HEADER_KINDS = {kind.value: kind for kind in Kind if kind not in (Kind.STATUS, Kind.ABORT_EVENT)}

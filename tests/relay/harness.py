@@ -3,59 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import trio
 
-from dyn_relay.app import App
-from dyn_relay.config import Config
-from dyn_relay.observe.trace import TraceFile
-from dyn_testkit.client import Response, fetch
+from dyn_testkit.background import background
+from dyn_testkit.client import Response
 from dyn_testkit.faults import FaultPlan
+from dyn_testkit.fleet import open_fleet
 from dyn_testkit.oracle import Oracle, differences, fold
+from dyn_testkit.relay import Relay, open_relay
 from dyn_testkit.simnet import WHOLE, Fragmentation, Link, SimNetwork
 from dyn_testkit.worker import MockWorker, WorkerOptions
 
 PROXY = "http://proxy:30000"
 
 
-@dataclass
-class World:
-    """What a test holds in its hands."""
+class World(Relay):
+    """The proxy, and what is around it."""
 
-    network: SimNetwork
-    app: App
-    workers: list[MockWorker]
-    nursery: trio.Nursery
-
-    async def ask(self, body: Any, path: str = "/generate", **kwargs: Any) -> Response:
-        """One request through the proxy."""
-        return await fetch(self.network, PROXY, path, body, **kwargs)
-
-    async def quiet(self) -> None:
-        """Return once every request, and every order to a worker, has ended."""
-        fleet = self.app.fleet
-        await until(lambda: not len(self.app.live) and not any(worker.in_flight for worker in fleet.workers))
-
-    async def ready(self) -> None:
-        """Return once every worker is ready."""
-        await until(lambda: all(worker.state == "ready" for worker in self.app.fleet.workers))
-
-    def metric(self, name: str) -> float:
-        """The value of a sample of /metrics, labels included in the name; 0 if it is not there."""
-        for line in self.app.metrics.render().decode().splitlines():
-            if line.startswith(name + " "):
-                return float(line.rpartition(" ")[2])
-        return 0.0
-
-
-async def until(true: Callable[[], object]) -> None:
-    """Wait. Virtual time only: under an autojump clock this waits for no real time."""
-    while not true():  # noqa: ASYNC110 - what is waited for has no event of its own
-        await trio.sleep(0.01)
+    def __init__(self, relay: Relay, workers: list[MockWorker], nursery: trio.Nursery) -> None:
+        super().__init__(relay.app, relay.url, relay.rows, relay.network)
+        self.workers = workers
+        self.nursery = nursery
 
 
 @asynccontextmanager
@@ -66,28 +38,17 @@ async def world(
     fragmentation: Fragmentation = WHOLE,
     buffer: int = 65536,
     seed: int = 1,
-    trace: TraceFile | None = None,
     **config: Any,
 ) -> AsyncIterator[World]:
     """A proxy before `len(plans)` mock workers, all ready; `config` overrides options of the proxy."""
     network = SimNetwork(seed, Link(fragmentation=fragmentation, buffer=buffer))
-    each = list(options) if isinstance(options, Sequence) else [options] * len(plans)
-    async with trio.open_nursery() as nursery:
-        workers = [
-            MockWorker(network, f"w{number}", 30000, option, plan)
-            for number, (plan, option) in enumerate(zip(plans, each, strict=True), 1)
-        ]
-        for worker in workers:
-            await nursery.start(worker.run)
-        settings: dict[str, Any] = {"host": "proxy", "port": 30000, "seed": seed, "log_level": "error"} | config
-        settings.setdefault("worker_urls", tuple(worker.url for worker in workers))
-        app = App(Config(**settings), network)
-        listener = await network.listen("proxy", 30000)
-        await nursery.start(app.serve, listener, trace)
-        made = World(network, app, workers, nursery)
-        await made.ready()
-        yield made
-        nursery.cancel_scope.cancel()
+    async with open_fleet(network, "w{}", 30000) as fleet:
+        workers = await fleet(len(plans), options=options, faults=plans)
+        urls = config.pop("worker_urls", [worker.url for worker in workers])
+        settings: dict[str, Any] = {"seed": seed, "log_level": "error"} | config
+        async with open_relay(network, "proxy", 30000, urls, **settings) as relay, background() as nursery:
+            await relay.ready()
+            yield World(relay, workers, nursery)
 
 
 def judged(response: Response, body: dict[str, Any], oracle: Oracle, dialect: str = "cumulative") -> list[str]:

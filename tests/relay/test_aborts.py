@@ -10,9 +10,10 @@ import trio
 from dyn_testkit import faults
 from dyn_testkit.client import ask, fetch
 from dyn_testkit.faults import CLOSE, RESET, STALL, FaultPlan, at_token
+from dyn_testkit.relay import until
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
-from tests.relay.harness import judged, until, world
+from tests.relay.harness import judged, world
 
 SLOW = WorkerOptions(tick=0.05)
 BOTH = pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])
@@ -182,13 +183,8 @@ async def test_the_lost_attempt_is_aborted_once(autojump_clock, stream):
 async def test_a_client_that_leaves_frees_the_worker(autojump_clock, stream, silent, tmp_path):
     """C12: the worker is free within a second, also when it was silent; the trace says that the client left."""
     plan = FaultPlan.in_order([(at_token(2), STALL)]) if silent else None
-    rows = []
 
-    class Rows:
-        def write(self, row):
-            rows.append(row)
-
-    async with world(plans=[plan], options=SLOW, trace=Rows()) as w:
+    async with world(plans=[plan], options=SLOW) as w:
         connection = await w.network.connect("proxy", 30000)
         data = json.dumps(generate(1000, stream=stream)).encode()
         head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(data)
@@ -199,7 +195,7 @@ async def test_a_client_that_leaves_frees_the_worker(autojump_clock, stream, sil
         await trio.sleep(1)
         assert w.workers[0].disconnects == 1
         assert [worker.in_flight for worker in w.app.fleet.workers] == [0]
-        assert [(row["outcome"], row["closed_by"]) for row in rows] == [("client_gone", "client")]
+        assert [(row["outcome"], row["closed_by"]) for row in w.rows] == [("client_gone", "client")]
 
 
 async def test_duplicate_live_rid(autojump_clock):

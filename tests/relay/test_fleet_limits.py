@@ -106,18 +106,13 @@ async def test_a_worker_that_cannot_exist_is_refused(autojump_clock):
 
 async def test_rejected_requests_have_their_row(autojump_clock):
     """M3: rows == requests."""
-    rows = []
 
-    class Rows:
-        def write(self, row):
-            rows.append(row)
-
-    async with world(trace=Rows()) as w:
+    async with world() as w:
         await w.ask({"input_ids": [-1]})
         await w.ask(generate(stream=False))
         await w.ask(generate(stream=False, sampling={"frequency_penalty": 1.0}))
         await w.quiet()
-    assert [(row["outcome"], row["completion_tokens"]) for row in rows] == [
+    assert [(row["outcome"], row["completion_tokens"]) for row in w.rows] == [
         ("rejected", 0),
         ("done", 8),
         ("done", None),

@@ -9,9 +9,10 @@ import trio
 
 from dyn_testkit import faults
 from dyn_testkit.faults import KILL_WORKER, STALL, FaultPlan, at_token, every
+from dyn_testkit.relay import until
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
-from tests.relay.harness import judged, until, world
+from tests.relay.harness import judged, world
 from tests.relay.odd import scripted
 
 BOTH = pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])
@@ -155,19 +156,14 @@ async def test_logs_and_rows_hold_no_prompt(autojump_clock, capsys):
     """An engine's error may quote the prompt: the client gets its words, the trace, the log and /workers do not."""
     words = b'{"error":{"message":"cannot tokenize: SECRET"}}'
     answer = b"HTTP/1.1 500 Oops\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(words)
-    rows = []
 
-    class Rows:
-        def write(self, row):
-            rows.append(row)
-
-    async with world(plans=[], trace=Rows()) as w:
+    async with world(plans=[]) as w:
         await scripted(w, answer + words)
         response = await w.ask(generate(stream=False))
         assert b"SECRET" in response.body
         await w.quiet()
         assert b"SECRET" not in (await w.ask(None, "/workers")).body
-    assert "SECRET" not in json.dumps(rows)
+    assert "SECRET" not in json.dumps(w.rows)
     captured = capsys.readouterr()
     assert "request end" in captured.out + captured.err
     assert "SECRET" not in captured.out + captured.err
@@ -175,20 +171,15 @@ async def test_logs_and_rows_hold_no_prompt(autojump_clock, capsys):
 
 async def test_a_request_without_a_name_of_ours_has_none_in_the_row(autojump_clock):
     """Not migratable, and not named by its client: only its worker knows a name, and no abort order can use another."""
-    rows = []
-
-    class Rows:
-        def write(self, row):
-            rows.append(row)
 
     penalty = {"frequency_penalty": 0.5}
-    async with world(plans=[None], trace=Rows()) as w:
+    async with world(plans=[None]) as w:
         await w.ask(generate(sampling=penalty))
         await w.ask(generate(sampling=penalty, rid="mine"))
         await w.ask({"rid": "bad", "input_ids": [-1]})
         await w.ask(generate(rid="good"))
         await w.quiet()
-    assert [(row["rid"], row["reason"]) for row in rows] == [
+    assert [(row["rid"], row["reason"]) for row in w.rows] == [
         ("", "frequency_penalty"),
         ("mine", "frequency_penalty"),
         ("bad", "input_ids"),

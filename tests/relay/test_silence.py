@@ -7,9 +7,10 @@ import trio
 
 from dyn_testkit import faults
 from dyn_testkit.faults import AFTER_FINISH, STALL, FaultPlan, at_token, every, inside_json
+from dyn_testkit.relay import until
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
-from tests.relay.harness import judged, until, world
+from tests.relay.harness import judged, world
 
 BOTH = pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])
 

@@ -12,6 +12,8 @@ from typing import Any
 import trio
 
 from dyn_relay.net import Connection, ConnectionBroken, Listener, Network
+from dyn_testkit.background import background
+from dyn_testkit.client import Response, fetch
 from dyn_testkit.engine import mix, mix_text
 from dyn_testkit.faults import Fault, FaultPlan, Seen, parse_fault
 from dyn_testkit.worker.contract import Poisoned, error_object
@@ -39,6 +41,10 @@ class Recorded:
     def json(self) -> Any:
         """Its body, parsed. Raises `ValueError`."""
         return json.loads(self.request.body)
+
+
+class WorkerIsDead(RuntimeError):
+    """The worker is not there for what it shall do; the message says how to bring it back."""
 
 
 class MockWorker:
@@ -99,16 +105,9 @@ class MockWorker:
     ) -> AsyncIterator[MockWorker]:
         """Run a worker as long as the block does. Raises `OSError` if it cannot listen."""
         worker = cls(network, host, port, options, faults)
-        failure: Exception | None = None
-        async with trio.open_nursery() as nursery:
-            try:
-                await nursery.start(worker.run)
-                yield worker
-            except Exception as exc:
-                failure = exc  # raised outside, where the nursery cannot wrap it into a group
-            nursery.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        async with background() as nursery:
+            await nursery.start(worker.run)
+            yield worker
 
     @property
     def url(self) -> str:
@@ -160,8 +159,27 @@ class MockWorker:
                 self.dialled += 1
                 self._note()
 
+    async def ask(self, body: Any, path: str = "/generate", **kwargs: Any) -> Response:
+        """One request straight to it; more arguments are those of `client.fetch`. Raises `WorkerIsDead`."""
+        self._check_alive()
+        return await fetch(self.network, self.url, path, body, **kwargs)
+
     def kill(self, *, reset: bool = False) -> None:
-        """Die at once: every connection is cut (FIN, as a killed process's are; RST if `reset`), dials are refused."""
+        """Die at once: every connection is cut (FIN, as a killed process's are; RST if `reset`), dials are refused.
+
+        Raises `WorkerIsDead`.
+        """
+        self._check_alive()
+        self._die(reset=reset)
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            born = self.deaths or self._listener is not None
+            what = f"is dead (deaths so far: {self.deaths})" if born else "has not been started"
+            help = "`await worker.restart()` brings it back" if born else "`run` it first"
+            raise WorkerIsDead(f"the worker {self.host}:{self.port} {what}; {help}")
+
+    def _die(self, *, reset: bool = False) -> None:
         if not self.alive or self._life is None or self._listener is None:
             return
         self.deaths += 1
@@ -242,7 +260,7 @@ class MockWorker:
             connection.close()
 
     def _injector(self, fault: Fault | None, seen: Seen, connection: Connection, *, streaming: bool) -> Injector:
-        return Injector(fault, seen, self.faults, connection, self.kill, self.renderer.wall, streaming)
+        return Injector(fault, seen, self.faults, connection, self._die, self.renderer.wall, streaming)
 
     async def _requests(self, connection: Connection, index: int) -> None:
         leftover = b""
@@ -319,7 +337,7 @@ class MockWorker:
             await self._generator.serve(connection, request, inject, keep)
         except Poisoned:
             await trio.sleep(self.options.death_delay)
-            self.kill()
+            self._die()
             await trio.lowlevel.checkpoint()
 
 

@@ -37,7 +37,7 @@ from dyn_testkit.faults import (
     parse_fault,
 )
 from dyn_testkit.simnet import SimNetwork
-from dyn_testkit.worker import MockWorker, WorkerOptions
+from dyn_testkit.worker import MockWorker, WorkerIsDead, WorkerOptions
 
 COUNT = 4
 ENDS = {RESET: "reset", CLOSE: "eof", KILL_WORKER: "eof"}
@@ -264,7 +264,8 @@ async def test_a_killed_worker_refuses_from_that_moment_on() -> None:
     async with MockWorker.serve(network, "worker", 1) as worker:
         assert network.listening == {("worker", 1)}
         worker.kill()
-        worker.kill()
+        with pytest.raises(WorkerIsDead, match=r"worker:1 is dead .* `await worker.restart"):
+            worker.kill()
         assert not network.listening
         assert worker.deaths == 1
 
