@@ -28,28 +28,36 @@ def check(history: History) -> Iterator[Finding]:
         if key not in references:
             yield Finding(key, "liveness", "has no reference")
         elif references[key].status != 200:
-            yield from _refused(record, references[key])
+            yield from _refused(record, references[key], rows, history)
         elif not record.left:
             yield from _whole(record, rows, history)
 
 
-def _refused(record: Record, reference: Record) -> Iterator[Finding]:
-    """What an engine refuses is refused, in its words."""
-    if not record.left and (record.status, record.text) != (reference.status, reference.text):
-        yield Finding(
-            record.key, "liveness", f"status {record.status}: {record.text[:200]}, not {reference.text[:200]}"
-        )
+def _refused(
+    record: Record, reference: Record, rows: Mapping[str, dict[str, Any]], history: History
+) -> Iterator[Finding]:
+    """What an engine refuses is refused, in its words; unless no engine could be asked."""
+    if record.left or (record.status, record.text) == (reference.status, reference.text):
+        return
+    message = f"{record.status} {record.text[:200]}, not {reference.text[:200]}"
+    if record.status < 500:
+        yield Finding(record.key, "liveness", message)
+    else:
+        yield from _excused(record, message, rows, history)
 
 
 def _whole(record: Record, rows: Mapping[str, dict[str, Any]], history: History) -> Iterator[Finding]:
     try:
         fold.answer(record)
-        return
     except fold.Incomplete as error:
-        message = str(error)
-    if not loud(record):
-        yield Finding(record.key, "liveness", f"not whole, and nothing says so: {message}")
-        return
+        if loud(record):
+            yield from _excused(record, str(error), rows, history)
+        else:
+            yield Finding(record.key, "liveness", f"not whole, and nothing says so: {error}")
+
+
+def _excused(record: Record, message: str, rows: Mapping[str, dict[str, Any]], history: History) -> Iterator[Finding]:
+    """A loud failure is none that counts if the faults explain it."""
     row = _row(record, rows, history)
     if history.run.migration_limit is None or row is None:
         yield Finding(record.key, "liveness", message)

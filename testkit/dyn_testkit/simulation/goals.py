@@ -40,7 +40,7 @@ OF_ROWS: Mapping[str, Callable[[_Row], bool]] = {
     "aborted after a cut": lambda row: row["outcome"] == "aborted" and bool(_cuts(row)),
     "the client left": lambda row: row["outcome"] == "client_gone",
     "the client left after a cut": lambda row: row["outcome"] == "client_gone" and bool(_cuts(row)),
-    **{f"an attempt ended by {cause}": _ended_by(cause) for cause in ("connect", "cut", "stall", "busy", "stale")},
+    **{f"an attempt ended by {cause}": _ended_by(cause) for cause in ("connect", "cut", "stall", "busy")},
 }
 
 #: All goals of a campaign with the default scenario.

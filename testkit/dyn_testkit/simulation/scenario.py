@@ -48,8 +48,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Whole = (1, 120)
     users: tuple[str, ...] = tuple(USERS)
     streaming: float = 0.6
-    faults: Whole = (1, 6)
+    faults: Whole = (1, 9)
     kinds: tuple[str, ...] = tuple(KINDS)
+    #: The share of runs in which all faults are of one kind: what befalls a request once, befalls it again.
+    alike: float = 0.3
     #: Seconds until a fault is undone.
     duration: Real = (5.0, 1500.0)
     #: Seconds one way, between any two hosts.
@@ -139,7 +141,10 @@ def draw(scenario: Scenario, seed: int) -> Plan:
     random = Random(f"{scenario.name}/{seed}")
     workers = tuple(_worker(scenario, random) for _ in range(random.randint(*scenario.workers)))
     requests = [_request(scenario, random, number) for number in range(random.randint(*scenario.requests))]
-    faults = [_fault(scenario, random, len(workers)) for _ in range(random.randint(*scenario.faults))]
+    kinds = scenario.kinds
+    if kinds and random.random() < scenario.alike:
+        kinds = (random.choice(kinds),)
+    faults = [_fault(scenario, kinds, random, len(workers)) for _ in range(random.randint(*scenario.faults))]
     return Plan(
         scenario=scenario.name,
         seed=seed,
@@ -180,9 +185,9 @@ def _request(scenario: Scenario, random: Random, number: int) -> RequestPlan:
     )
 
 
-def _fault(scenario: Scenario, random: Random, workers: int) -> PlannedFault:
+def _fault(scenario: Scenario, kinds: tuple[str, ...], random: Random, workers: int) -> PlannedFault:
     return PlannedFault(
-        kind=random.choice(scenario.kinds),
+        kind=random.choice(kinds),
         worker=random.randrange(workers),
         at=round(random.uniform(0, scenario.span), 3),
         duration=round(random.uniform(*scenario.duration), 3),
