@@ -22,6 +22,10 @@ INCREMENTAL = "incremental"
 BROKEN = "broken"
 
 
+#: How `Incomplete` begins where a stream ends with the engine's own error in place of a finish (SGLang 0.5.23).
+ENGINE_ERROR = "the engine's error"
+
+
 class Incomplete(Exception):
     """The record holds no complete answer; the message says what is missing."""
 
@@ -63,8 +67,11 @@ def answer(record: Record) -> Answer:
         raise Incomplete("no event")
     if record.streaming and not record.done:
         raise Incomplete("no [DONE]")
-    if events[-1]["meta_info"].get("finish_reason") is None:
+    finish = events[-1]["meta_info"].get("finish_reason")
+    if finish is None:
         raise Incomplete("no finish_reason in the last event")
+    if finish.get("type") == "abort" and finish.get("status_code") is not None:
+        raise Incomplete(f"{ENGINE_ERROR}: {finish}")
     return _fold(events)
 
 

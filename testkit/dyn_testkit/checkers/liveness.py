@@ -50,7 +50,7 @@ def _whole(record: Record, rows: Mapping[str, dict[str, Any]], history: History)
     try:
         fold.answer(record)
     except fold.Incomplete as error:
-        if loud(record):
+        if loud(record) or str(error).startswith(fold.ENGINE_ERROR):
             yield from _excused(record, str(error), rows, history)
         else:
             yield Finding(record.key, "liveness", f"not whole, and nothing says so: {error}")

@@ -40,7 +40,7 @@ def test_the_table() -> None:
         *("kill-sidecar", "kill-worker", "stall-worker", "partition"),
         *("drain", "rolling-restart", "swizzle", "soak"),
     }
-    assert CAMPAIGNS.keys() | {"demo", "simulate", "check"} == chaos.main.commands.keys()
+    assert CAMPAIGNS.keys() | {"demo", "simulate", "check", "report"} == chaos.main.commands.keys()
 
 
 @pytest.mark.parametrize("name", CAMPAIGNS)

@@ -159,7 +159,7 @@ def test_evidence_is_kept_if_and_only_if_something_was_found(seen: dict[str, obj
     assert logs.exists() is found
     if found:
         assert _kept(result.output) == logs
-        assert re.search(r"seed=0 commit=\S+ dyn-chaos ", result.output)
+        assert re.search(r"seed=0 commit=\S+ dyn-chaos\b", result.output)
 
 
 def test_a_folder_that_was_named_stays(seen: dict[str, object], tmp_path: Path) -> None:
