@@ -125,7 +125,7 @@ async def test_an_abort_does_not_wait_for_a_frozen_worker(autojump_clock):
         async with trio.open_nursery() as clients:
             clients.start_soon(client)
             await plan.fired()
-            w.workers[0].freeze()
+            w.network.partition("client", "w1")  # stopped, it answers no order either
             begin = trio.current_time()
             await w.ask({"rid": "r"}, "/abort_request")
         assert trio.current_time() - begin < 7
