@@ -113,6 +113,8 @@ class Fault(Entry, frozen=True, tag="fault"):
     proof: str = ""
     #: What else was chosen.
     choice: dict[str, Any] = {}
+    #: No attempt may fail of it.
+    harmless: bool = False
 
 
 class Row(Entry, frozen=True, tag="row"):

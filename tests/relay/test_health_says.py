@@ -130,3 +130,11 @@ async def test_an_abort_does_not_wait_for_a_frozen_worker(autojump_clock):
             await w.ask({"rid": "r"}, "/abort_request")
         assert trio.current_time() - begin < 7
         assert answers[0].values()[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+async def test_a_probe_that_is_on_its_way_does_not_use_up_the_question(autojump_clock):
+    """Busy, /health takes 20 s, so that there is always one on its way; the question is answered by the next one."""
+    options = WorkerOptions(tick=4.0, health_delay=20.0)
+    async with world(plans=[None], options=options, stall_timeout_secs=5, health_check_interval_secs=1) as w:
+        response = await w.ask(generate(30, stream=False, sampling=REFUSED))
+        assert (response.status, len(response.json()["output_ids"])) == (200, 30)

@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from dyn_testkit.client import ask
-from dyn_testkit.faults import AT_HEAD, CLOSE, FaultPlan
+from dyn_testkit.faults import AT_HEAD, CLOSE, STALL, FaultPlan
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged, world
 from tests.relay.odd import Scripted, scripted
@@ -184,3 +184,22 @@ async def test_our_paths_in_disguise(autojump_clock):
     async with world(plans=[None]) as w:
         assert (await w.ask(generate(), "/%67enerate")).status == 400
         assert w.workers[0].generates == []
+
+
+async def test_an_aborted_request_is_not_sent_again(autojump_clock):
+    """The abort comes while the worker has the request, then the connection turns out to have been stale."""
+    plan = FaultPlan.in_order([None, (AT_HEAD, STALL)])
+    async with world(plans=[plan]) as w:
+        await w.ask(generate())
+        answers = []
+
+        async def client():
+            answers.append(await w.ask(generate(200, rid="r")))
+
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client)
+            await plan.fired()
+            await w.ask({"rid": "r"}, "/abort_request")
+            w.network.reset("client", "w1")
+        assert answers[0].values()[-1]["meta_info"]["finish_reason"]["type"] == "abort"
+        assert len(w.workers[0].generates) == 2

@@ -77,7 +77,7 @@ class Examiner:
     async def learn(self, worker: Worker) -> None:
         """Read the worker's info endpoints into its traits. One that has none stays usable, with unknown traits."""
         infos: dict[str, bytes] = {}
-        unread = worker.locked = False
+        unread = locked = False
         for path in self._format.info_paths:
             answer = await self._get(worker, path, INFO_TIMEOUT)
             if isinstance(answer, Probe):
@@ -86,10 +86,11 @@ class Examiner:
                 unread = True
                 log.warning("worker's info cannot be read", worker=worker.id, path=path, cause=answer.cause)
             elif answer.status in (401, 403):
-                worker.locked = True
+                locked = True
                 log.error("worker refuses the key; see --worker-api-key", worker=worker.id, path=path)
             elif answer.status == 200:
                 infos[path] = answer.body
+        worker.locked = locked or (unread and worker.locked)
         if unread and worker.traits != UNKNOWN:
             return  # what was read before is better than half of it
         try:

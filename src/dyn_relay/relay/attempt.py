@@ -236,8 +236,7 @@ class Attempt:
 
             async def ask() -> None:
                 nonlocal probe
-                with trio.move_on_after(self._context.config.health_check_timeout_secs):
-                    probe = await self._context.fleet.ask(self.worker)
+                probe = await self._context.fleet.ask(self.worker)
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(ask)

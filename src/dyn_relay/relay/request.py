@@ -138,7 +138,7 @@ class LogicalRequest:
                     unfit = self._context.fleet.pick(self._budget.excluded) is not None
                     return await self._ending.nobody_left(self._last, self._budget.history, unfit=unfit)
                 failure = await self._try(worker)
-                if failure is not None and failure.kind is Kind.STALE:
+                if failure is not None and failure.kind is Kind.STALE and not self.abort_wished:
                     # Under another name: the worker may have read the request, and be at work on it.
                     self._leave()
                     self.record.step(Step.CUT)

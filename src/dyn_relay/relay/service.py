@@ -31,7 +31,7 @@ class Relay:
     @property
     def paths(self) -> frozenset[str]:
         """The format's own paths: those whose requests outlive their workers."""
-        return frozenset(self._context.format.paths)
+        return self._context.format.paths
 
     async def serve(self, connection: ServerConnection, request: Request) -> None:
         """One request to its end. Raises `ConnectionBroken` if the client has left and nothing else is to be told."""

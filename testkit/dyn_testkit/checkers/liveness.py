@@ -89,8 +89,8 @@ def _unexplained(row: Mapping[str, Any], history: History) -> str:
 def _overlap(fault: Fault, attempt: Mapping[str, Any], began: float, aftermath: float) -> bool:
     """A fault of the attempt's worker was in effect during the attempt, or had only just ended."""
     until = (fault.at if fault.until is None else fault.until) + aftermath
-    here = fault.target in (attempt["worker"], attempt["url"], "") or fault.target in attempt["url"]
-    return here and fault.at <= began + attempt["ended"] and began + attempt["started"] <= until
+    here = fault.target in (attempt["worker"], attempt["url"])
+    return here and not fault.harmless and fault.at <= began + attempt["ended"] and began + attempt["started"] <= until
 
 
 def _row(record: Record, rows: Mapping[str, dict[str, Any]], history: History) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from dyn_testkit.determinism import run_seeded
 from dyn_testkit.history import Arrival, Fault, History, Reference, Run, Sample
 from dyn_testkit.oracle import Oracle
 from dyn_testkit.simnet import NetEvent
-from dyn_testkit.simulation.nemeses import AUDITOR, KINDS, LASTING, PROOFS, Missed, Validated
+from dyn_testkit.simulation.nemeses import AUDITOR, HARMLESS, KINDS, LASTING, PROOFS, Missed, Validated
 from dyn_testkit.simulation.router import RouterFactory, relay
 from dyn_testkit.simulation.scenario import Plan, PlannedFault, RequestPlan
 from dyn_testkit.simulation.world import World, make_network
@@ -24,7 +24,6 @@ from dyn_testkit.simulation.world import World, make_network
 #: Seconds after the end of a fault in which an attempt may still fail of it, beside two stall timeouts: a worker whose
 #: health is good gets two of them.
 AFTERMATH = 30.0
-
 
 #: What SGLang 0.5.23 says to `users.mistaken`.
 TOP_P = '{"error":{"message":"top_p must be in (0, 1], got 2.0."}}'
@@ -36,7 +35,7 @@ class Ran:
 
     plan: Plan
     history: History
-    #: What happened on the network and to the fleet, in order; a function of the plan, byte for byte.
+    #: What happened on the network, in order; a function of the plan, byte for byte.
     log: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     #: Virtual seconds.
@@ -111,8 +110,8 @@ async def _play(world: World, ran: Ran) -> None:
             world.release(fault)
             return
         for number in world.struck_workers(fault):
-            target = world.workers[number].url
-            history.add(Fault(fault.kind, target, at, trio.current_time(), proof, {"choice": fault.choice}))
+            target, until, harmless = world.workers[number].url, trio.current_time(), fault.kind in HARMLESS
+            history.add(Fault(fault.kind, target, at, until, proof, {"choice": fault.choice}, harmless))
         world.release(fault)
 
     async with trio.open_nursery() as faults, trio.open_nursery() as clients:

@@ -316,6 +316,10 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         run(failed(["cut", "cut"]), LOUD, faults=[Fault("kill", "http://b", 0.5, 2.5)]),
         {"liveness"},
     ),
+    "a failure beside something harmless": (
+        run(failed(["cut", "cut"]), LOUD, faults=[Fault("slow", "http://a", 0.5, 2.5, harmless=True)]),
+        {"liveness"},
+    ),
     "hope given up too early": (run(failed(["cut"]), LOUD, faults=[HERE]), {"liveness"}),
     "a failure where none may be": (
         run(failed(["cut", "cut"]), LOUD, faults=[HERE], limits={"migration_limit": None}),

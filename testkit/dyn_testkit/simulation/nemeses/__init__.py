@@ -13,9 +13,12 @@ from dyn_testkit.simulation.nemeses.workers import Cut, Death, Illness, Rollout
 #: The kinds that work again once they are undone, if nothing else befalls the same worker meanwhile.
 LASTING = Death.faults | {"stall", "lie", "busy", "drain", "partition", "refuse", "hang", "deaf"}
 
+#: The kinds of which no attempt may fail: what clients do, new weights, slowness.
+HARMLESS = Clients.faults | {"weights", "slow"}
+
 #: Who does what.
 KINDS: Mapping[str, type[Nemesis]] = {
     kind: nemesis for nemesis in (Death, Illness, Rollout, Cut, Links, Clients) for kind in sorted(nemesis.faults)
 }
 
-__all__ = ["AUDITOR", "KINDS", "LASTING", "PROOFS", "Missed", "Nemesis", "Unproven", "Validated"]
+__all__ = ["AUDITOR", "HARMLESS", "KINDS", "LASTING", "PROOFS", "Missed", "Nemesis", "Unproven", "Validated"]
