@@ -9,7 +9,6 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import trio
-from outcome import Error, Outcome
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dyn_testkit.determinism import seeded
@@ -32,7 +31,6 @@ class Stepwise:
         #: Gives what the last step gave, or raises it.
         self._stepped: Callable[[], Any] | None = None
         self._over = False
-        self._error: BaseException | None = None
         self._scheduling = ExitStack()
         self._scheduling.enter_context(seeded(seed))
         trio.lowlevel.start_guest_run(
@@ -55,22 +53,22 @@ class Stepwise:
         return result
 
     def close(self) -> None:
-        """Cancel all that runs. Raises what ended the run."""
+        """Cancel all that runs. Raises what ends the run."""
         self._closing = True
-        while not self._over:
-            self._ticks.get()()
-        self._scheduling.close()
-        if self._error is not None:
-            raise self._error
+        try:
+            while not self._over:
+                self._ticks.get()()
+        finally:
+            self._scheduling.close()
 
     def _tick(self) -> None:
         if self._over:
-            raise self._error or RuntimeError("the run has ended")
+            raise RuntimeError("the run has ended")
         self._ticks.get()()
 
-    def _done(self, ended: Outcome[None]) -> None:
+    def _done(self, outcome: Any) -> None:
         self._over = True
-        self._error = ended.error if isinstance(ended, Error) else None
+        outcome.unwrap()  # raises in the tick that ended the run
 
     async def _run(self) -> None:
         async with trio.open_nursery() as self.nursery:
