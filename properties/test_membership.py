@@ -10,6 +10,6 @@ from properties.prove import SEED
 
 
 def test_workers_come_and_go():
-    """A1, A7, L4: the list is right, no request is lost while a healthy worker remains, and nothing is left behind."""
+    """The list is right, no request is lost while a healthy worker remains, and nothing is left behind."""
     machine = seed(SEED)(Membership)
     run_state_machine_as_test(machine, settings=settings(max_examples=50, stateful_step_count=20, deadline=None))
