@@ -17,6 +17,18 @@ def prompts(model: Model, max_size: int = 12) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, model.vocab_size - 1), min_size=1, max_size=max_size)
 
 
+@st.composite
+def dictionaries(
+    draw: st.DrawFn, fixed: dict[str, st.SearchStrategy[Any]], optional: dict[str, st.SearchStrategy[Any]]
+) -> dict[str, Any]:
+    """As `st.fixed_dictionaries`, but each optional field is there or not by itself, and shrinks away by itself."""
+    found = {name: draw(values) for name, values in fixed.items()}
+    return found | {name: draw(values) for name, values in optional.items() if draw(_THERE)}
+
+
+_THERE = st.booleans()
+
+
 def pure_sampling(model: Model, max_new_tokens: int = 16) -> st.SearchStrategy[dict[str, Any]]:
     """Sampling parameters under which the next token depends on the history alone, in many spellings."""
     temperature = st.sampled_from([0, 0.0, 1, 0.7])
@@ -31,22 +43,22 @@ def pure_sampling(model: Model, max_new_tokens: int = 16) -> st.SearchStrategy[d
         "logit_bias": st.just({"3": 1.5}),
     }
     fixed = {"temperature": temperature, "max_new_tokens": st.integers(0, max_new_tokens)}
-    return st.fixed_dictionaries(fixed, optional=optional)
+    return dictionaries(fixed, optional)
 
 
 def requests(model: Model, max_new_tokens: int = 16) -> st.SearchStrategy[dict[str, Any]]:
     """Bodies of single token-mode requests that may be continued elsewhere, unary and streaming."""
-    plain = st.fixed_dictionaries(
+    plain = dictionaries(
         {"input_ids": prompts(model), "sampling_params": pure_sampling(model, max_new_tokens)},
-        optional={
+        {
             "stream": st.booleans(),
             "rid": st.text("abc-0", min_size=1, max_size=6),
             "return_prompt_token_ids": st.booleans(),
         },
     )
-    logprobs = st.fixed_dictionaries(
+    logprobs = dictionaries(
         {"return_logprob": st.booleans()},
-        optional={
+        {
             "logprob_start_len": st.sampled_from([-1, 0]),
             "top_logprobs_num": st.integers(0, 2),
             "token_ids_logprob": st.lists(st.integers(0, model.vocab_size - 1), min_size=1, max_size=2),

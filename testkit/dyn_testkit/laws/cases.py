@@ -14,7 +14,7 @@ from dyn_testkit.faults import What, Where
 from dyn_testkit.laws.answers import DIALECTS
 from dyn_testkit.laws.observed import Case, Planned
 from dyn_testkit.simnet import WHOLE, Fragmentation
-from dyn_testkit.strategies import fragmentations, requests
+from dyn_testkit.strategies import dictionaries, fragmentations, requests
 from dyn_testkit.worker import Dialect
 
 #: Most tokens that a request asks for.
@@ -36,37 +36,38 @@ _STRANGE: dict[str, Any] = {
 }
 
 
-def spellings(value: dict[str, Any]) -> st.SearchStrategy[bytes]:
-    """Ways to write the same JSON."""
+def spelled(values: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[bytes]:
+    """Each value as JSON, in one of many ways to write it; shrinks to sorted keys without blanks."""
     separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", " : ")])
-    return st.builds(
-        lambda pair, ascii, order: json.dumps(
-            {name: value[name] for name in order}, separators=pair, ensure_ascii=ascii
-        ).encode("utf-8", "surrogatepass"),
-        separators,
-        st.just(True),
-        st.permutations(sorted(value)),
-    )
+    return st.builds(_spelled, values, separators, st.integers(0, 15), st.booleans())
+
+
+def _spelled(value: dict[str, Any], separators: tuple[str, str], turn: int, back: bool) -> bytes:
+    names = sorted(value, reverse=back)
+    turn %= len(names)
+    order = {name: value[name] for name in names[turn:] + names[:turn]}
+    return json.dumps(order, separators=separators).encode("utf-8", "surrogatepass")
 
 
 def bodies(model: Model = MODEL, max_tokens: int = MAX_TOKENS) -> st.SearchStrategy[bytes]:
     """Single token-mode requests that may be continued, spelled in many ways, with fields nobody knows."""
-    return st.builds(
+    dressed = st.builds(
         partial(_dressed, model),
         requests(model, max_tokens),
-        strange=st.lists(st.sampled_from(sorted(_STRANGE)), unique=True, max_size=2),
+        strange=dictionaries({}, {name: st.just(value) for name, value in _STRANGE.items()}),
         stream=st.booleans(),
-        most=st.one_of(st.integers(5, max_tokens), st.integers(0, max_tokens)),
+        most=st.one_of(st.integers(0, max_tokens), st.integers(5, max_tokens)),
         least=st.one_of(st.just(0), st.integers(0, max_tokens)),
         stop_at=st.one_of(st.none(), st.integers(0, max_tokens - 1)),
-    ).flatmap(spellings)
+    )
+    return spelled(dressed)
 
 
 def _dressed(
     model: Model,
     body: dict[str, Any],
     *,
-    strange: list[str],
+    strange: dict[str, Any],
     stream: bool,
     most: int,
     least: int,
@@ -79,7 +80,7 @@ def _dressed(
     if stop_at is not None:
         steps = list(generate(model, body["input_ids"], Sampling.parse({**sampling, "ignore_eos": True})))
         sampling["stop_token_ids"] = [step.token for step in steps[stop_at : stop_at + 1]]
-    return {**body, "stream": stream, "sampling_params": sampling, **{name: _STRANGE[name] for name in strange}}
+    return {**body, "stream": stream, "sampling_params": sampling, **strange}
 
 
 def spots(max_tokens: int = MAX_TOKENS) -> st.SearchStrategy[Where]:
@@ -87,8 +88,8 @@ def spots(max_tokens: int = MAX_TOKENS) -> st.SearchStrategy[Where]:
     soon, token = st.integers(1, 3), st.integers(0, max_tokens)
     late = (faults.AFTER_LAST_TOKEN, faults.AFTER_FINISH, faults.BEFORE_LAST_CHUNK, faults.AFTER_DONE)
     return st.one_of(
-        st.builds(faults.at_token, soon),
         st.just(faults.AT_HEAD),
+        st.builds(faults.at_token, soon),
         st.builds(faults.at_token, token),
         st.builds(faults.inside_chunk_size, soon),
         st.builds(faults.inside_json, soon, st.integers(0, 400)),
@@ -166,8 +167,8 @@ def hard(model: Model = MODEL) -> list[Case]:
 def hopeless(limit: int = 3) -> st.SearchStrategy[tuple[Planned, ...]]:
     """Faults on every attempt that a router may make, before the answer is out."""
     early = st.one_of(
-        st.builds(faults.at_token, st.integers(0, 3)),
         st.just(faults.AT_HEAD),
+        st.builds(faults.at_token, st.integers(0, 3)),
         st.builds(faults.inside_chunk_size, st.integers(1, 3)),
     )
     return st.tuples(*[st.tuples(early, st.sampled_from(CUTS))] * (limit + 1))

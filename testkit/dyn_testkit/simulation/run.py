@@ -116,7 +116,7 @@ async def _play(world: World, ran: Ran) -> None:
 
     async with trio.open_nursery() as faults, trio.open_nursery() as clients:
         for request in plan.requests:
-            history.add(_reference(oracle, request))
+            history.add(reference(oracle, request))
             clients.start_soon(ask, request)
         for fault in plan.faults:
             faults.start_soon(strike, fault)
@@ -135,7 +135,8 @@ async def _settle(world: World, patience: float) -> None:
             pause *= 2
 
 
-def _reference(oracle: Oracle, request: RequestPlan) -> Reference:
+def reference(oracle: Oracle, request: RequestPlan) -> Reference:
+    """What an undisturbed engine says to a request."""
     body = {name: value for name, value in request.body.items() if value is not None}
     if body["sampling_params"].get("top_p", 1.0) > 1:
         return Reference(request.key, request.body, 400, text=TOP_P)

@@ -1,11 +1,11 @@
-"""The strategies shrink to what a reader wants to see, and what they make can be lived through by hand."""
+"""What the strategies make can be lived through by hand. How they shrink: tests/quality."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import trio
-from hypothesis import find, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dyn_testkit import faults, strategies
@@ -13,28 +13,11 @@ from dyn_testkit.client import fetch
 from dyn_testkit.engine import Model
 from dyn_testkit.faults import CLOSE, FaultPlan, at_token
 from dyn_testkit.oracle import Oracle
-from dyn_testkit.simnet import WHOLE, Link, SimNetwork
+from dyn_testkit.simnet import Link, SimNetwork
 from dyn_testkit.worker import MockWorker, WorkerOptions
 
 MODEL = Model(vocab_size=60)
 ORACLE = Oracle(MODEL)
-
-
-def test_shrinking() -> None:
-    """Fewer kills, earlier; short prompts of small tokens; whole reads."""
-    assert find(strategies.kill_plans(3, 9), lambda kills: True) == ()
-    assert find(strategies.kill_plans(3, 9), lambda kills: len(kills) > 1) == (0, 0)
-    assert find(strategies.fragmentations(), lambda cuts: True) == WHOLE
-    assert find(strategies.links(), lambda link: True) == Link()
-    assert find(strategies.fault_plans(3, 9), lambda plan: True).faults == ()
-    first = find(strategies.fault_plans(3, 9), lambda plan: bool(plan.faults)).faults[0]
-    assert (first.where, first.what) == (faults.AT_HEAD, CLOSE)
-    least = find(strategies.requests(MODEL), lambda request: bool(request["return_logprob"]))
-    assert least == {
-        "input_ids": [0],
-        "sampling_params": {"temperature": 0, "max_new_tokens": 0},
-        "return_logprob": True,
-    }
 
 
 @settings(max_examples=150)
