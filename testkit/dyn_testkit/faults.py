@@ -4,7 +4,8 @@ A `FaultPlan` is given to a mock worker. Each `Fault` names a place in the answe
 requests. When one fires the plan records it and wakes whoever waits in `fired`, so that tests wait on events and never
 on time. `verify` raises if a listed fault never happened: a test whose fault did not fire has tested nothing.
 
-Tokens are counted from 1 within the attempt; requests to `/generate` (and connections, for `BEFORE_ACCEPT`) from 0.
+Tokens are counted from 1 within the attempt; `at_token` also counts back from the end of its budget. Requests to
+`/generate` (and connections, for `BEFORE_ACCEPT`) are counted from 0.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ AFTER_DONE = Where(Spot.AFTER_DONE)
 
 
 def at_token(token: int) -> Where:
-    """After the event with this token; 0: after the head."""
+    """After the event with this token; 0: after the head; -k: when k tokens of the budget are left, of more than k."""
     return Where(Spot.AT_TOKEN, token)
 
 
@@ -161,6 +162,7 @@ class Fault:
             (kind not in _HEAD_ONLY or spot is Spot.AT_HEAD)
             and (kind is not Kind.ABORT_EVENT or spot in _EVENT_SPOTS)
             and (spot is not Spot.BEFORE_ACCEPT or kind in _CONNECTION_KINDS)
+            and (self.where.token >= 0 or spot is Spot.AT_TOKEN)
         )
         if not possible:
             raise ValueError(f"{kind.value} cannot happen at {spot.value}")

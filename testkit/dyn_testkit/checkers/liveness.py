@@ -12,6 +12,12 @@ from dyn_testkit.history import Fault, History, Record
 #: Seconds between the sending of a request and the beginning of its row.
 NEAR = 2.0
 
+#: For want of a worker: each must have been tried, or a fault must keep it away.
+ALONE = frozenset({"no_worker", "no_survivor", "busy"})
+
+#: What a protected request may fail of; an unprotected one fails of what makes it so.
+FAIR = ALONE | {"migration_limit", "suspected_poison"}
+
 
 def check(history: History) -> Iterator[Finding]:
     """Records and references pair up; what is not whole is loud and excused; nothing takes too long."""
@@ -83,14 +89,28 @@ def _unexplained(row: Mapping[str, Any], history: History) -> str:
             return f"attempt {attempt['number']} failed ({attempt['cause']}) though nothing had befallen its worker"
     if row["error"] == "migration_limit" and len(attempts) <= (history.run.migration_limit or 0):
         return f"gave up after {len(attempts)} attempts"
+    if row["migratable"] and row["error"] not in FAIR:
+        return f"gave up for {row['error']}, which no fault brings about"
+    if row["error"] in ALONE:
+        ended = began + row["duration"]
+        tried = {attempt["url"] for attempt in attempts}
+        kept = {fault.target for fault in history.faults if _in_effect(fault, ended, ended, history.run.aftermath)}
+        left = sorted(set(history.run.workers) - tried - kept)
+        if left:
+            return f"gave up without asking {left[0]}, which nothing had befallen"
     return "" if attempts or history.faults else "gave up without an attempt"
 
 
 def _overlap(fault: Fault, attempt: Mapping[str, Any], began: float, aftermath: float) -> bool:
     """A fault of the attempt's worker was in effect during the attempt, or had only just ended."""
-    until = (fault.at if fault.until is None else fault.until) + aftermath
     here = fault.target in (attempt["worker"], attempt["url"])
-    return here and not fault.harmless and fault.at <= began + attempt["ended"] and began + attempt["started"] <= until
+    return here and _in_effect(fault, began + attempt["started"], began + attempt["ended"], aftermath)
+
+
+def _in_effect(fault: Fault, since: float, until: float, aftermath: float) -> bool:
+    """It may have harmed somebody between two times."""
+    over = fault.at if fault.until is None else fault.until
+    return not fault.harmless and fault.at <= until and since <= over + aftermath
 
 
 def _row(record: Record, rows: Mapping[str, dict[str, Any]], history: History) -> dict[str, Any] | None:

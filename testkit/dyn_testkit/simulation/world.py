@@ -13,7 +13,7 @@ from dyn_testkit.simulation.scenario import VOCABULARY, Plan, PlannedFault
 from dyn_testkit.worker import MockWorker, WorkerOptions
 
 #: Kinds of faults that strike a worker which something else may befall at the same time.
-PASSING = frozenset({"cut", "reset", "weights", "leave", "dawdle", "abort_storm"})
+PASSING = frozenset({"cut", "late_cut", "reset", "weights", "leave", "dawdle", "abort_storm"})
 
 
 class World:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -173,7 +173,8 @@ class Scheduler:
         options, job = self.options, live.job
         interval = job.sampling.stream_interval or options.stream_interval
         late = options.late_finish or inject.wants_late_finish
-        if not engine.budget(options.model, len(job.prompt), job.sampling.max_new_tokens):
+        inject = replace(inject, budget=engine.budget(options.model, len(job.prompt), job.sampling.max_new_tokens))
+        if not inject.budget:
             await self._pass(live)
             await emit(live, {"type": "length", "length": 0})
             return

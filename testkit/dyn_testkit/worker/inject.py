@@ -38,11 +38,16 @@ class Injector:
     kill_worker: Callable[[], None]
     wall: Callable[[], float]
     streaming: bool = False
+    #: Tokens that the attempt may generate; 0: not known yet.
+    budget: int = 0
 
     @property
-    def splits_at(self) -> int | None:
-        """After this many tokens an event must end, so that the fault lands where it is wanted."""
-        return self.fault.where.token if self.fault is not None else None
+    def splits_at(self) -> int:
+        """After this many tokens an event must end, so that the fault lands where it is wanted; 0 or less: none."""
+        if self.fault is None:
+            return 0
+        token = self.fault.where.token
+        return token if token >= 0 else self.budget + token
 
     @property
     def wants_late_finish(self) -> bool:
@@ -55,7 +60,7 @@ class Injector:
         Raises `AnswerCut`, `Aborted`.
         """
         fault = self.fault
-        if fault is not None and fault.where.spot is spot and fault.where.token == token:
+        if fault is not None and fault.where.spot is spot and self.splits_at == token:
             await self._happen(fault, spot)
 
     async def cut(self, spot: Spot, sent: int, total: int, whole: bytes, size: int) -> bytes:

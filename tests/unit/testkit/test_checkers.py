@@ -248,7 +248,15 @@ def test_the_widest_difference() -> None:
     assert widest_difference(fold.answer(record("unary", said)), whole) == float("inf")
 
 
-ROW = {"rid": "own", "time": 0.0, "error": "", "completion_tokens": 4, "prompt_tokens": 3}
+ROW = {
+    "rid": "own",
+    "time": 0.0,
+    "duration": 3.0,
+    "migratable": True,
+    "error": "",
+    "completion_tokens": 4,
+    "prompt_tokens": 3,
+}
 ATTEMPT = {
     "number": 0,
     "rid": "own",
@@ -263,6 +271,7 @@ SECOND = {**ATTEMPT, "number": 1, "rid": "other", "started": 2.0, "ended": 3.0}
 WHOLE = {**ROW, "attempts": [ATTEMPT]}
 LOUD = record("unary", status=502)
 HERE = Fault("kill", "http://a", 0.5, 2.5)
+THERE = Fault("kill", "http://b", 1.0, 5.0)
 
 
 def run(row: dict[str, Any] | None, got: Record | None = None, **fields: Any) -> History:
@@ -278,10 +287,10 @@ def run(row: dict[str, Any] | None, got: Record | None = None, **fields: Any) ->
     return history
 
 
-def failed(causes: list[str | None]) -> dict[str, Any]:
-    """The row of a request that ran out of attempts."""
+def failed(causes: list[str | None], error: str = "migration_limit", **fields: Any) -> dict[str, Any]:
+    """The row of a request that ran out of attempts, or out of what `error` says."""
     attempts = [{**one, "cause": cause, "tokens": 0} for one, cause in zip((ATTEMPT, SECOND), causes, strict=False)]
-    return {**ROW, "attempts": attempts, "error": "migration_limit", "completion_tokens": 0}
+    return {**ROW, "attempts": attempts, "error": error, "completion_tokens": 0, **fields}
 
 
 #: What is right about a run, and wrong.
@@ -318,6 +327,25 @@ RUNS: dict[str, tuple[History, set[str]]] = {
     ),
     "a failure beside something harmless": (
         run(failed(["cut", "cut"]), LOUD, faults=[Fault("slow", "http://a", 0.5, 2.5, harmless=True)]),
+        {"liveness"},
+    ),
+    "a failure that faults do not bring about": (run(failed(["cut"], "eos"), LOUD, faults=[HERE]), {"liveness"}),
+    "an unprotected failure": (run(failed(["cut"], "n", migratable=False), LOUD, faults=[HERE]), set()),
+    "no other worker": (
+        run(failed(["cut"], "no_survivor"), LOUD, faults=[HERE, THERE], limits={"workers": ["http://a", "http://b"]}),
+        set(),
+    ),
+    "another worker was there": (
+        run(failed(["cut"], "no_survivor"), LOUD, faults=[HERE], limits={"workers": ["http://a", "http://b"]}),
+        {"liveness"},
+    ),
+    "another worker was there again": (
+        run(
+            failed(["cut"], "no_survivor", duration=6.0),
+            LOUD,
+            faults=[HERE, THERE],
+            limits={"workers": ["http://a", "http://b"]},
+        ),
         {"liveness"},
     ),
     "hope given up too early": (run(failed(["cut"]), LOUD, faults=[HERE]), {"liveness"}),

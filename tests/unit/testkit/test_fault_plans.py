@@ -47,6 +47,7 @@ STREAM_PLACES: dict[Where, tuple[int, bytes]] = {
     AT_HEAD: (0, rb""),
     at_token(0): (0, rb".*\r\n\r\n"),
     at_token(1): (1, rb".*\n\n\r\n"),
+    at_token(-1): (COUNT - 1, rb".*\n\n\r\n"),
     at_token(COUNT): (COUNT, rb'.*"finish_reason":\{"type":"length".*\n\n\r\n'),
     inside_chunk_size(1): (0, rb".*\r\n\r\n[0-9a-f]"),
     inside_chunk_size(3): (2, rb".*\n\n\r\n[0-9a-f]"),
@@ -365,6 +366,11 @@ def test_short_spelling(text: str, fault: Fault) -> None:
 def test_impossible_faults_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         parse_fault(text)
+
+
+def test_only_whole_tokens_are_counted_from_the_end() -> None:
+    with pytest.raises(ValueError, match="reset cannot happen at json"):
+        Fault(inside_json(-1, 3), RESET)
 
 
 def test_every_kind_and_place_is_tested_here() -> None:

@@ -118,6 +118,7 @@ PROOFS: Mapping[str, Proof] = {
     "drain": _draining,
     "weights": _weights,
     "cut": _cut,
+    "late_cut": _cut,
     "partition": _unreachable,
     "hang": _unreachable,
     "deaf": _unreachable,

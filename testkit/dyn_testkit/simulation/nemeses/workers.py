@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import trio
 from dyn_relay.net import ConnectFailed
 from dyn_testkit import faults
 from dyn_testkit.client import fetch
-from dyn_testkit.faults import Fault, Seen
+from dyn_testkit.faults import Fault, Seen, Where
 from dyn_testkit.simulation.nemeses.base import AUDITOR, Missed
 
 if TYPE_CHECKING:
@@ -25,19 +26,24 @@ BETWEEN = 2.0
 #: Seconds that a process needs to come back.
 BOOT = 1.0
 
-#: Where an answer may be cut: every place of it.
-CUTS = (
-    faults.AT_HEAD,
-    faults.at_token(0),
-    faults.at_token(1),
-    faults.at_token(7),
-    faults.inside_chunk_size(3),
-    faults.inside_json(5, 30),
-    faults.AFTER_LAST_TOKEN,
-    faults.AFTER_FINISH,
-    faults.BEFORE_LAST_CHUNK,
-    faults.AFTER_DONE,
-)
+#: Where an answer may be cut: every place of it. Few cuts would find its end by chance.
+CUTS: Mapping[str, Sequence[Where]] = {
+    "cut": (
+        faults.AT_HEAD,
+        faults.at_token(0),
+        faults.at_token(1),
+        faults.at_token(7),
+        faults.inside_chunk_size(3),
+        faults.inside_json(5, 30),
+    ),
+    "late_cut": (
+        faults.at_token(-1),
+        faults.AFTER_LAST_TOKEN,
+        faults.AFTER_FINISH,
+        faults.BEFORE_LAST_CHUNK,
+        faults.AFTER_DONE,
+    ),
+}
 
 
 class Death:
@@ -141,9 +147,9 @@ class Rollout:
 
 
 class Cut:
-    """Cuts the next answer of a worker at a place that `choice` gives."""
+    """Cuts the next answer of a worker, early or at its end, at a place that `choice` gives."""
 
-    faults = frozenset({"cut"})
+    faults = frozenset(CUTS)
 
     async def setup(self, world: World) -> None:
         """Nothing."""
@@ -151,7 +157,8 @@ class Cut:
     async def invoke(self, world: World, fault: PlannedFault) -> None:
         """Wait until it has happened, for at most `duration`."""
         worker = world.workers[fault.worker]
-        place = CUTS[int(fault.choice * len(CUTS))]
+        places = CUTS[fault.kind]
+        place = places[int(fault.choice * len(places))]
         what = faults.RESET if int(fault.choice * 1000) % 2 else faults.CLOSE
         begun = len(worker.generates)
 
