@@ -46,7 +46,15 @@ def row(rid: str, time: float, *attempts: dict[str, Any], **changes: Any) -> dic
 
 def stormy(quiet: int = 40) -> tuple[History, list[Finding]]:
     """Some quiet requests, one a second; one that moves from w1 to w2, one that fails, one whose client leaves."""
-    history = History(Run(name=f"storm {HOSTILE}", seed=7, commit="0123abcd", traced=True, settings={"streams": quiet}))
+    history = History(
+        Run(
+            name=f"storm {HOSTILE}",
+            seed=7,
+            commit="0123abcd",
+            traced=True,
+            settings={"moves": True, "command": f"storm --streams {quiet}"},
+        )
+    )
     for number in range(quiet):
         key = f"{number:03d}"
         history.add(stream(key, float(number), (0.1, 0.1)))

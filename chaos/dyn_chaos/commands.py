@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -27,6 +28,9 @@ from dyn_testkit.oracle import Oracle
 #: Of a mock worker, if nothing else is said: 256 tokens take more than a second.
 TICK = ("--tick", "0.005")
 
+#: Of a context: what was said on the command line.
+_WORDS = "dyn_chaos.words"
+
 Runner = Callable[[Campaign, Setup, Path | None], None]
 
 
@@ -37,7 +41,16 @@ def command(row: Campaign, runner: Runner) -> click.Command:
         campaign = _campaign(row, given)
         runner(campaign, _setup(campaign, given), given["out"])
 
-    return click.Command(row.name, callback=callback, params=options.of(row), help=row.text)
+    return _Remembering(row.name, callback=callback, params=options.of(row), help=row.text)
+
+
+class _Remembering(click.Command):
+    """Keeps what was said, word by word, for the history."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As ever."""
+        ctx.meta[_WORDS] = shlex.join(["dyn-chaos", self.name or "", *args])
+        return super().parse_args(ctx, args)
 
 
 def _said(name: str) -> bool:
@@ -128,7 +141,7 @@ def _setup(campaign: Campaign, given: dict[str, Any]) -> Setup:
         config=_config(relay),
         seed=given["seed"],
         patience=given["patience"],
-        options={name: str(value) for name, value in given.items() if value not in (None, ())},
+        said=click.get_current_context().meta[_WORDS],
     )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import shlex
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,8 +73,8 @@ class Setup:
     seed: int = 0
     #: `Run.patience`.
     patience: float = 60.0
-    #: What was said on the command line, for the history.
-    options: Mapping[str, str] = field(default_factory=dict)
+    #: The command line, for the history.
+    said: str = ""
 
 
 #: Hears of each fault.
@@ -225,8 +226,8 @@ def _about(campaign: Campaign, setup: Setup, workers: Sequence[Engine], began: f
         settings={
             MOVES: campaign.moves,
             STRIKES: True,
-            "options": dict(setup.options),
-            "relay": list(setup.relay),
+            "command": setup.said,
+            "relay": shlex.join(setup.relay),
         },
     )
 

@@ -27,13 +27,19 @@ def _quoted(words: str) -> str:
     return re.sub("`(.*?)`", r"<code>\1</code>", text(words))
 
 
+def _settings(settings: Mapping[str, object]) -> Iterator[str]:
+    """Those that were said in words."""
+    for name, value in settings.items():
+        if isinstance(value, str) and value:
+            yield f"{text(name)} <code>{text(value)}</code>"
+
+
 def head(history: History, findings: Sequence[Finding], drawing: Drawing) -> str:
     """The run's name, verdict and counts."""
     run = history.run
     lanes = drawing.lanes
     verdict = '<span class="verdict bad">FAIL</span>' if findings else '<span class="verdict good">pass</span>'
     origin = [f"seed {run.seed}", *([f"commit {run.commit}"] if run.commit else [])]
-    origin += [f"{name} {value}" for name, value in run.settings.items()]
     count = Counter(lane.status for lane in lanes)
     others = "".join(f", {count[status]} {status}" for status in ("refused", "left") if count[status])
     attempts = [attempt for lane in lanes for attempt in lane.attempts]
@@ -50,7 +56,7 @@ def head(history: History, findings: Sequence[Finding], drawing: Drawing) -> str
         tiles.insert(2, (f"{moved:,}", "moved", f"{len(attempts)} attempts, {cuts} of them cut"))
     return (
         f"<h1>{text(run.name or 'campaign')} {verdict}</h1>"
-        f'<p class="origin">{" · ".join(map(text, origin))}</p>'
+        f'<p class="origin">{" · ".join([*map(text, origin), *_settings(run.settings)])}</p>'
         '<ul class="tiles">'
         + "".join(
             f'<li class="{"alarm" if value != "0" and name in ("failed", "findings") else ""}">'

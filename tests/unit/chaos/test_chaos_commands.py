@@ -87,7 +87,7 @@ def test_options_reach_the_row() -> None:
     assert (setup.config.migration_limit, setup.config.stall_timeout_secs) == (1, 9)
     assert setup.oracle is not None
     assert setup.oracle.model.eos_rate == 0.1
-    assert setup.options["tokens"] == "log:16-64"
+    assert "--tokens log:16-64" in setup.said
 
 
 def test_a_time_stands_instead_of_streams_and_streams_instead_of_a_time() -> None:

@@ -87,7 +87,8 @@ def test_the_verdict_is_of_the_findings() -> None:
     passed = Reader(html.render(seen, [])).seen
     assert "FAIL" not in passed
     assert "pass" in passed
-    assert "seed 7 · commit 0123abcd · streams 40" in passed
+    assert "seed 7 · commit 0123abcd · command storm --streams 40" in " ".join(passed.split())
+    assert "moves" not in passed.partition("Checks")[0]
 
 
 def test_a_check_without_anything_to_judge_does_not_hold() -> None:

@@ -71,7 +71,8 @@ function drawMarks(lane, attempt, svg, x) {
     const here = x(attempt.ended);
     draw(svg, "path", {class: "cut", d: `M${here} 1V${FOOT + 2}M${here - 3.5} 1l7 7m0 -7l-7 7`});
     const length = here - x(attempt.started), fits = length > wide(attempt.cause);
-    if (fits || attempt === lane.attempts[0]) {
+    const before = attempt === lane.attempts[0] && here - length > wide(attempt.cause);
+    if (fits || before) {
       const end = here - (fits ? 6 : length + 7);
       draw(svg, "text", {class: "halo cause", x: end, y: TOP + 13, "text-anchor": "end"}, attempt.cause);
     }
