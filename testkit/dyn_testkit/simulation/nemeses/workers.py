@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -162,9 +162,14 @@ class Cut:
         what = faults.RESET if int(fault.choice * 1000) % 2 else faults.CLOSE
         begun = len(worker.generates)
 
+        def fits(body: dict[str, Any]) -> bool:
+            # Stock SGLang sends an EOS together with its finish: there is no place between them.
+            ends_by_budget = body["sampling_params"].get("ignore_eos") is True
+            return body.get("rid") != AUDITOR and (ends_by_budget or place is not faults.AFTER_LAST_TOKEN)
+
         def following(seen: Seen) -> bool:
-            audits = (recorded.json().get("rid") == AUDITOR for recorded in worker.generates[begun : seen.index])
-            return seen.rid != AUDITOR and seen.index >= begun and all(audits)
+            since = [recorded.json() for recorded in worker.generates[begun : seen.index + 1]]
+            return bool(since) and fits(since[-1]) and not any(map(fits, since[:-1]))
 
         planned = Fault(place, what, following)
         worker.faults.add(planned)
