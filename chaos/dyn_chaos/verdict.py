@@ -72,7 +72,7 @@ def _faults(history: History, outcome: Outcome) -> None:
 
 def _dispatched(history: History, fault: Fault) -> Iterator[str]:
     """The rids of attempts that began at a worker while a fault of it was certainly in effect."""
-    since, until = fault.choice[CERTAIN]
+    since, until = fault.choice.get(CERTAIN, (math.inf, None))
     for row in history.rows:
         for attempt in row["attempts"]:
             began = row["time"] - history.run.began + attempt["started"]
