@@ -40,7 +40,7 @@ from dyn_chaos.simulate import commit
 from dyn_chaos.verdict import MOVES, STRIKES, verdict
 from dyn_relay.config import Config
 from dyn_testkit import history
-from dyn_testkit.history import Fault, Row, Run
+from dyn_testkit.history import End, Fault, Row, Run
 from dyn_testkit.oracle import Oracle
 
 HISTORY, SUMMARY = "history.jsonl", "summary.json"
@@ -100,6 +100,7 @@ async def run(campaign: Campaign, setup: Setup, out: Path, heard: Listener = lam
                     await relay.child.wait()
                 for row in _rows(out / "relay.jsonl"):
                     recorder.note(Row(row))
+                recorder.note(End())
         nursery.cancel_scope.cancel()
     return finish(out)
 

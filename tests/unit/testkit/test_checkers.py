@@ -400,9 +400,13 @@ def test_an_answer_that_was_checked_before_needs_no_reference_but_must_still_be_
 
 
 def test_a_history_survives_the_file(tmp_path: Path) -> None:
-    history = run(WHOLE, faults=[HERE])
-    save(tmp_path / "h.jsonl", history.entries())
-    assert list(load(tmp_path / "h.jsonl").entries()) == list(history.entries())
+    for ended in (True, False):
+        history = run(WHOLE, faults=[HERE])
+        history.ended = ended
+        save(tmp_path / "h.jsonl", history.entries())
+        again = load(tmp_path / "h.jsonl")
+        assert again.ended is ended
+        assert list(again.entries()) == list(history.entries())
 
 
 def test_every_check_has_its_corruption() -> None:
