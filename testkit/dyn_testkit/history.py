@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -118,9 +118,43 @@ class Fault(Entry, frozen=True, tag="fault"):
 
 
 class Row(Entry, frozen=True, tag="row"):
-    """One row of the router's trace; its own times are since its own request began."""
+    """One row of the router's trace; its own times are since its own request began. A `RowFields`, and more."""
 
     row: dict[str, Any]
+
+
+class AttemptFields(TypedDict):
+    """What checkers read of an attempt."""
+
+    number: int
+    worker: str
+    url: str
+    rid: str
+    started: float
+    first_token: float | None
+    last_token: float | None
+    ended: float
+    tokens: int
+    #: Why it ended; None: as it should.
+    cause: str | None
+
+
+class RowFields(TypedDict):
+    """What checkers read of a row."""
+
+    #: Seconds on the router's clock.
+    time: float
+    duration: float
+    rid: str
+    migratable: bool
+    #: Why it is not.
+    reason: str
+    #: Why it failed; "" if it did not.
+    error: str
+    prompt_tokens: int
+    #: None if they were not counted.
+    completion_tokens: int | None
+    attempts: list[AttemptFields]
 
 
 class Arrival(Entry, frozen=True, tag="arrival"):
@@ -161,7 +195,11 @@ class History:
     subjects: list[Any] | None = field(default=None, repr=False, compare=False)
 
     def add(self, entry: Entry) -> None:
-        """Take one entry. Raises `ValueError` if a key comes twice, or anything after the end."""
+        """Take one entry.
+
+        Raises `ValueError` if a key comes twice, or anything after the end, `msgspec.ValidationError` if a row lacks
+        something.
+        """
         if self.ended:
             raise ValueError("an entry after the end")
         match entry:
@@ -174,6 +212,7 @@ class History:
             case Fault():
                 self.faults.append(entry)
             case Row():
+                msgspec.convert(entry.row, RowFields)
                 self.rows.append(entry.row)
             case Arrival():
                 self.arrivals.append(entry)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dyn_testkit import fold
 from dyn_testkit.history import History, Record
@@ -11,8 +12,20 @@ from dyn_testkit.history import History, Record
 #: Where SGLang itself does not always send the same keys: a timestamp that depends on how events coalesce.
 VOLATILE = frozenset({"response_sent_to_client_ts"})
 
-#: How a request's `sampling_params.max_new_tokens` reads when it is absent (SGLang).
+#: How a request's `sampling_params.max_new_tokens` reads when it is absent (SGLang); null is no limit.
 DEFAULT_BUDGET = 128
+
+
+def prompt_of(body: Mapping[str, Any]) -> list[int]:
+    """The prompt of a request in token mode; of another one, nothing."""
+    ids = body.get("input_ids")
+    return ids if isinstance(ids, list) else []
+
+
+def sampling_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`sampling_params` of a single request."""
+    params = body.get("sampling_params")
+    return params if isinstance(params, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
