@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -24,16 +24,12 @@ FLAGS = ("--streams", "2", "--tokens", "1200", "--engine-flag", "--tick 0.05", "
 
 
 def children(parent: int) -> list[int]:
-    """Its children, by what they are called."""
+    """What it has started and not waited for."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                stat = (entry / "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(stat.rpartition(")")[2].split()[1]) == parent:
-                found.append(int(entry.name))
+    for pid in processes.everybody():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(pid)
     return found
 
 
