@@ -134,6 +134,8 @@ class AttemptFields(TypedDict):
     first_token: float | None
     last_token: float | None
     ended: float
+    #: Tokens that were delivered before it, and those that it gave.
+    resumed_from: int
     tokens: int
     #: Why it ended; None: as it should.
     cause: str | None
@@ -146,6 +148,9 @@ class RowFields(TypedDict):
     time: float
     duration: float
     rid: str
+    outcome: str
+    #: What the client saw; 0: none.
+    status: int
     migratable: bool
     #: Why it is not.
     reason: str
@@ -154,6 +159,7 @@ class RowFields(TypedDict):
     prompt_tokens: int
     #: None if they were not counted.
     completion_tokens: int | None
+    cached_tokens: int | None
     attempts: list[AttemptFields]
 
 

@@ -40,6 +40,16 @@ class Finding:
 Checker = Callable[[History], Iterator[Finding]]
 
 
+def name_of(record: Record) -> str:
+    """The rid that the router knows a request by; "" if its answer does not tell."""
+    if record.body.get("rid"):
+        return str(record.body["rid"])
+    try:
+        return str(fold.answer(record).meta.get("id") or "")
+    except fold.Incomplete:
+        return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A whole answer beside the uninterrupted one."""

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from dyn_testkit import fold
-from dyn_testkit.checkers.base import Finding
-from dyn_testkit.history import History, Record
+from dyn_testkit.checkers.base import Finding, name_of
+from dyn_testkit.history import History
 
 
 def check(history: History) -> Iterator[Finding]:
@@ -22,7 +21,7 @@ def check(history: History) -> Iterator[Finding]:
     if not len(reached) <= len(history.rows) <= len(history.records):
         yield Finding("run", "exactly_once", f"{len(history.rows)} rows for {len(reached)} requests")
     for record in reached:
-        name = _name(record)
+        name = name_of(record)
         if name and rows[name] != 1:
             yield Finding(record.key, "exactly_once", f"{rows[name]} rows")
     for row in history.rows:
@@ -43,13 +42,3 @@ def _unlisted(history: History) -> Iterator[Finding]:
     for arrival in history.arrivals:
         if arrival.body.get("rid") and arrival.body["rid"] not in listed:
             yield Finding("run", "exactly_once", f"{arrival.worker} saw {arrival.body['rid']}, which is in no row")
-
-
-def _name(record: Record) -> str:
-    """The rid that the router knows a request by; "" if its answer does not tell."""
-    if record.body.get("rid"):
-        return str(record.body["rid"])
-    try:
-        return str(fold.answer(record).meta.get("id") or "")
-    except fold.Incomplete:
-        return ""

@@ -16,6 +16,7 @@ from dyn_chaos.report import Outcome
 from dyn_chaos.sampler import GAUGES, MIGRATIONS
 from dyn_chaos.verdict import MOVES, STRIKES, recovery_gaps, verdict
 from dyn_testkit import fold, history
+from dyn_testkit.checkers.rows import HEADER
 from dyn_testkit.history import Fault, History, Run, Sample, of_records
 
 URL = "http://127.0.0.1:1"
@@ -32,17 +33,21 @@ def attempt(number: int, **changes: Any) -> dict[str, Any]:
         "worker": "w",
         "rid": f"w-{number}",
         "url": URL,
-        "tokens": 1,
+        "resumed_from": 2 * number,
+        "tokens": 2,
         "cause": None,
         **times,
         **changes,
     }
 
 
-def row(attempts: int = 2, **changes: Any) -> dict[str, Any]:
-    tried = [attempt(number) for number in range(attempts)]
-    return {"rid": RID, "time": 100.0, "migratable": True, "reason": "", "completion_tokens": attempts,
-            "error": "", "prompt_tokens": 3, "attempts": tried, **changes}  # fmt: skip
+def row(**changes: Any) -> dict[str, Any]:
+    return {"rid": RID, "time": 100.0, "outcome": "done", "status": 200, "migratable": True, "reason": "", "error": "",
+            "prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0, "attempts": [attempt(0), attempt(1)],
+            **changes}  # fmt: skip
+
+
+UNPROTECTED = record("unary", headers={"content-type": "application/json", HEADER: "no; reason=stop"})
 
 
 def fault(**changes: Any) -> Fault:
@@ -79,7 +84,7 @@ def test_a_good_run_has_no_findings() -> None:
 @pytest.mark.parametrize(
     ("some", "check"),
     [
-        (seen(rows=[row(1)]), "vacuous"),
+        (seen(rows=[row(attempts=[attempt(0, tokens=4)])]), "vacuous"),
         (seen(faults=[]), "vacuous"),
         (History(Run(), ended=True), "vacuous"),
         (
@@ -95,7 +100,7 @@ def test_a_good_run_has_no_findings() -> None:
         (seen(moves=False), "migrations"),
         (seen(faults=[fault(proof="")]), "unproven"),
         (seen(faults=[fault(choice={"undone": ""})]), "unproven"),
-        (seen(rows=[row(migratable=False, reason="stop")]), "unprotected"),
+        (seen(rows=[row(migratable=False, reason="stop")], records={"unary": UNPROTECTED}), "unprotected"),
         (seen(samples=[sample(dyn_relay_requests_in_flight=1.0)]), "leases"),
         (seen(faults=[fault(kind="drain", choice={"certain": [0.5, None]})]), "drain"),
     ],
