@@ -50,6 +50,8 @@ def _run(history: History, outcome: Outcome) -> None:
             outcome.expect(row["migratable"], "unprotected", f"reason {row['reason']}", row["rid"])
     if history.samples:
         _idle(history.samples[-1].values, outcome)
+    elif history.run.settings.get(STRIKES):
+        outcome.expect(False, "gauges", "there are no samples of the proxy")
     _moved(history, outcome)
 
 

@@ -110,6 +110,7 @@ def test_what_must_not_be_is_found(some: History, check: str) -> None:
 
 
 def test_a_gauge_that_is_missing_is_found() -> None:
+    assert found(seen(samples=[])) == ["gauges"]
     assert found(seen(samples=[Sample(1.0, {MIGRATIONS: 1.0})])) == ["gauges", "gauges"]
 
 
