@@ -17,7 +17,7 @@ from dyn_chaos.sampler import GAUGES, MIGRATIONS
 from dyn_chaos.verdict import MOVES, STRIKES, recovery_gaps, verdict
 from dyn_testkit import fold, history
 from dyn_testkit.checkers.rows import HEADER
-from dyn_testkit.history import Fault, History, Run, Sample, of_records
+from dyn_testkit.history import End, Fault, History, Run, Sample, of_records
 
 URL = "http://127.0.0.1:1"
 
@@ -47,7 +47,7 @@ def row(**changes: Any) -> dict[str, Any]:
             **changes}  # fmt: skip
 
 
-UNPROTECTED = record("unary", headers={"content-type": "application/json", HEADER: "no; reason=stop"})
+UNPROTECTED = record("unary", headers={"content-type": "application/json", HEADER: "no; reason=stop"}, ended=2.0)
 
 
 def fault(**changes: Any) -> Fault:
@@ -61,10 +61,10 @@ def sample(**changes: float) -> Sample:
 
 def seen(moves: bool | None = True, **parts: Any) -> History:
     run = Run(traced=True, began=100.0, settings={MOVES: moves, STRIKES: True})
-    got = record("unary")
+    got = record("unary", ended=2.0)
     whole: dict[str, Any] = {
         "records": {got.key: got}, "references": {got.key: got}, "faults": [fault()], "rows": [row()],
-        "samples": [sample()], "ended": True, **parts,
+        "samples": [sample()], "end": End(), **parts,
     }  # fmt: skip
     return History(run, **whole)
 
@@ -86,10 +86,10 @@ def test_a_good_run_has_no_findings() -> None:
     [
         (seen(rows=[row(attempts=[attempt(0, tokens=4)])]), "vacuous"),
         (seen(faults=[]), "vacuous"),
-        (History(Run(), ended=True), "vacuous"),
+        (History(Run(), end=End()), "vacuous"),
         (
             seen(
-                ended=False,
+                end=None,
                 rows=[],
                 faults=[],
                 references={"unary": record("unary"), "other": record("unary")},
@@ -97,6 +97,11 @@ def test_a_good_run_has_no_findings() -> None:
             ),
             "unfinished",
         ),
+        (seen(end=End(-9)), "relay"),
+        (seen(end=End(1)), "relay"),
+        (seen(faults=[fault(at=5.0)]), "vacuous"),
+        (seen(faults=[fault(at=-2.0, until=-1.0)]), "vacuous"),
+        (seen(faults=[fault(kind="drain", choice={"live requests": 0})]), "vacuous"),
         (seen(moves=False), "migrations"),
         (seen(faults=[fault(proof="")]), "unproven"),
         (seen(faults=[fault(choice={"undone": ""})]), "unproven"),
@@ -120,7 +125,7 @@ def test_attempts_before_and_after_a_drain_are_none_of_its_business() -> None:
 
 def test_without_a_trace_the_proxy_counts_its_migrations() -> None:
     got = record("unary")
-    some = History(Run(settings={MOVES: True}), {"unary": got}, {"unary": got}, samples=[sample()], ended=True)
+    some = History(Run(settings={MOVES: True}), {"unary": got}, {"unary": got}, samples=[sample()], end=End())
     assert found(some) == ["vacuous"]
     some.samples = [sample(**{MIGRATIONS: 2.0})]
     assert found(some) == []
@@ -128,7 +133,7 @@ def test_without_a_trace_the_proxy_counts_its_migrations() -> None:
 
 
 def test_only_wrong_answers_count_as_such() -> None:
-    good, bad = record("unary"), record("incremental", status=502)
+    good, bad = record("unary", ended=2.0), record("incremental", status=502)
     some = seen(records={good.key: good, bad.key: bad}, references={good.key: good, bad.key: record("incremental")},
                 rows=[row(), row(rid="other")])  # fmt: skip
     outcome = verdict(some)

@@ -14,6 +14,7 @@ from dyn_testkit.checkers import CHECKERS, Finding, check
 from dyn_testkit.checkers.logprobs import widest_difference
 from dyn_testkit.history import (
     Arrival,
+    End,
     Fault,
     History,
     Record,
@@ -575,12 +576,12 @@ def test_an_answer_that_was_checked_before_needs_no_reference_but_must_still_be_
 
 
 def test_a_history_survives_the_file(tmp_path: Path) -> None:
-    for ended in (True, False):
+    for end in (End(), End(-9), None):
         history = run(WHOLE, faults=[HERE])
-        history.ended = ended
+        history.end = end
         save(tmp_path / "h.jsonl", history.entries())
         again = load(tmp_path / "h.jsonl")
-        assert again.ended is ended
+        assert again.end == end
         assert list(again.entries()) == list(history.entries())
 
 
