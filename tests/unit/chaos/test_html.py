@@ -95,12 +95,16 @@ def test_a_check_without_anything_to_judge_does_not_hold() -> None:
     said = Reader(html.render(bare(), [])).seen
     assert [said.count(each) for each in ("holds", "no references", "no rows", "no samples")] == [
         0,
-        len(checkers.CHECKERS) - 5,
+        len(checkers.CHECKERS) - 6,
         3,
         2,
     ]
     seen, _ = stormy()
     assert Reader(html.render(seen, [], ["leak", "tokens"])).seen.count("holds") == 1
+    asked = history.of_records({"unary": record("unary")}, {"unary": record("unary")})
+    assert "nobody asked for them" in Reader(html.render(asked, [], ["experts"])).seen
+    asked.records["unary"].body["return_routed_experts"] = True
+    assert "holds" in Reader(html.render(asked, [], ["experts"])).seen
 
 
 @pytest.mark.parametrize("seen", [History(), bare()], ids=["empty", "bare"])
