@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from dyn_testkit import fold
-from dyn_testkit.checkers.base import Finding
-from dyn_testkit.history import History, Record
+from dyn_testkit.checkers.base import Finding, name_of
+from dyn_testkit.history import History
 
 
 def check(history: History) -> Iterator[Finding]:
@@ -16,40 +15,33 @@ def check(history: History) -> Iterator[Finding]:
     if not history.run.traced:
         return
     rows = Counter(row["rid"] for row in history.rows)
-    seen = Counter(str(arrival.body["rid"]) for arrival in history.arrivals if arrival.body.get("rid"))
-    yield from _unlisted(history)
+    yield from _arrived(history)
     reached = [record for record in history.records.values() if record.status or record.left]
     if not len(reached) <= len(history.rows) <= len(history.records):
         yield Finding("run", "exactly_once", f"{len(history.rows)} rows for {len(reached)} requests")
     for record in reached:
-        name = _name(record)
+        name = name_of(record)
         if name and rows[name] != 1:
             yield Finding(record.key, "exactly_once", f"{rows[name]} rows")
     for row in history.rows:
         for one, two in pairwise(row["attempts"]):
             if one["ended"] > two["started"]:
                 yield Finding(row["rid"], "exactly_once", f"attempts {one['number']} and {two['number']} overlap")
-        for attempt in row["attempts"]:
-            if seen[attempt["rid"]] > 1:
-                yield Finding(row["rid"], "exactly_once", f"workers saw attempt {attempt['number']} more than once")
         given = sum(attempt["tokens"] for attempt in row["attempts"])
         if row["completion_tokens"] is not None and given != row["completion_tokens"]:
             yield Finding(row["rid"], "exactly_once", f"{row['completion_tokens']} tokens, attempts gave {given}")
 
 
-def _unlisted(history: History) -> Iterator[Finding]:
-    """What workers saw is in the rows."""
-    listed = {attempt["rid"] for row in history.rows for attempt in row["attempts"]}
-    for arrival in history.arrivals:
-        if arrival.body.get("rid") and arrival.body["rid"] not in listed:
-            yield Finding("run", "exactly_once", f"{arrival.worker} saw {arrival.body['rid']}, which is in no row")
-
-
-def _name(record: Record) -> str:
-    """The rid that the router knows a request by; "" if its answer does not tell."""
-    if record.body.get("rid"):
-        return str(record.body["rid"])
-    try:
-        return str(fold.answer(record).meta.get("id") or "")
-    except fold.Incomplete:
-        return ""
+def _arrived(history: History) -> Iterator[Finding]:
+    """What workers saw is in the rows, and what gave tokens was seen: where, and how often."""
+    if not history.run.tapped:
+        return
+    seen = Counter((arrival.worker, str(arrival.body.get("rid") or "")) for arrival in history.arrivals)
+    listed = Counter((attempt["url"], attempt["rid"]) for row in history.rows for attempt in row["attempts"])
+    gave = {(each["url"], each["rid"]) for row in history.rows for each in row["attempts"] if each["tokens"]}
+    for place, count in seen.items():
+        if place[1] and count > listed[place]:
+            yield Finding("run", "exactly_once", f"{place[0]} saw {place[1]} {count} times, rows have {listed[place]}")
+    for worker, rid in gave - seen.keys():
+        if rid:
+            yield Finding(rid, "exactly_once", f"{worker} is said to have had it, and never saw it")

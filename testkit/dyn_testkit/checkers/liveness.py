@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dyn_testkit import fold
-from dyn_testkit.checkers.base import Finding
-from dyn_testkit.history import Fault, History, Record
+from dyn_testkit.checkers.base import Finding, explained, in_effect
+from dyn_testkit.history import History, Record
 
 #: Seconds between the sending of a request and the beginning of its row.
 NEAR = 2.0
@@ -83,9 +83,7 @@ def _unexplained(row: Mapping[str, Any], history: History) -> str:
     began = row["time"] - history.run.began
     attempts = row["attempts"]
     for attempt in attempts:
-        if attempt["cause"] and not any(
-            _overlap(fault, attempt, began, history.run.aftermath) for fault in history.faults
-        ):
+        if attempt["cause"] and not explained(history, row, attempt):
             return f"attempt {attempt['number']} failed ({attempt['cause']}) though nothing had befallen its worker"
     if row["error"] == "migration_limit" and len(attempts) <= (history.run.migration_limit or 0):
         return f"gave up after {len(attempts)} attempts"
@@ -94,23 +92,11 @@ def _unexplained(row: Mapping[str, Any], history: History) -> str:
     if row["error"] in ALONE:
         ended = began + row["duration"]
         tried = {attempt["url"] for attempt in attempts}
-        kept = {fault.target for fault in history.faults if _in_effect(fault, ended, ended, history.run.aftermath)}
+        kept = {fault.target for fault in history.faults if in_effect(fault, ended, ended, history.run.aftermath)}
         left = sorted(set(history.run.workers) - tried - kept)
         if left:
             return f"gave up without asking {left[0]}, which nothing had befallen"
     return "" if attempts or history.faults else "gave up without an attempt"
-
-
-def _overlap(fault: Fault, attempt: Mapping[str, Any], began: float, aftermath: float) -> bool:
-    """A fault of the attempt's worker was in effect during the attempt, or had only just ended."""
-    here = fault.target in (attempt["worker"], attempt["url"])
-    return here and _in_effect(fault, began + attempt["started"], began + attempt["ended"], aftermath)
-
-
-def _in_effect(fault: Fault, since: float, until: float, aftermath: float) -> bool:
-    """It may have harmed somebody between two times."""
-    over = fault.at if fault.until is None else fault.until
-    return not fault.harmless and fault.at <= until and since <= over + aftermath
 
 
 def _row(record: Record, rows: Mapping[str, dict[str, Any]], history: History) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from dyn_testkit.engine import Model
 from dyn_testkit.simnet import Fragmentation, Link, Observer, SimNetwork
 from dyn_testkit.simulation.clients import Clients
 from dyn_testkit.simulation.router import Router
-from dyn_testkit.simulation.scenario import VOCABULARY, Plan, PlannedFault
+from dyn_testkit.simulation.scenario import CONTEXT, VOCABULARY, Plan, PlannedFault
 from dyn_testkit.worker import MockWorker, WorkerOptions
 
 #: Kinds of faults that strike a worker which something else may befall at the same time.
@@ -79,7 +79,7 @@ class World:
 
 def worker_options(plan: Plan) -> list[WorkerOptions]:
     """The options of a plan's workers: one model, the rest their own."""
-    model = Model(vocab_size=VOCABULARY, eos_rate=plan.eos_rate, context_length=8192)
+    model = Model(vocab_size=VOCABULARY, eos_rate=plan.eos_rate, context_length=CONTEXT)
     return [
         WorkerOptions(
             model=model,

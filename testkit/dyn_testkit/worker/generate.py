@@ -58,6 +58,8 @@ class Scheduler:
     #: Counts requests with a negative `logprob_start_len`: the second one kills.
     negative_starts: int = 0
     cache: set[int] = field(default_factory=set)
+    #: Requests that have ended, by rid: which weights made their tokens, (version, start, end).
+    made: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
     _changed: trio.Event = field(default_factory=trio.Event)
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class Scheduler:
 
     def leave(self, live: Live) -> None:
         """Forget a request."""
+        self.made[live.job.rid] = [(version, start, end) for version, start, end in live.versions]
         if self.live.get(live.job.rid) is live:
             del self.live[live.job.rid]
         self.changed()

@@ -176,6 +176,7 @@ class Cut:
         with trio.move_on_after(fault.duration):
             await worker.faults.fired(planned)
         if not worker.faults.count(planned):
+            worker.faults.revoke(planned)
             raise Missed
 
     async def teardown(self, world: World, fault: PlannedFault) -> None:
