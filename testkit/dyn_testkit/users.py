@@ -132,6 +132,14 @@ def greedy(wish: Wish, random: Random) -> Body:
     }
 
 
+def stopping(wish: Wish, random: Random) -> Body:
+    """Nobody's in particular: many tokens that may end it, and some that must come first."""
+    body = slime_agent(wish, random)
+    stops = random.sample(range(wish.vocabulary), 8)
+    body["sampling_params"] |= {"stop_token_ids": stops, "min_new_tokens": random.randint(0, wish.tokens)}
+    return body
+
+
 def penalized(wish: Wish, random: Random) -> Body:
     """Nobody's in particular, with what no router can continue: a penalty counts the tokens of one request."""
     body = slime_agent(wish, random)
@@ -148,5 +156,5 @@ def mistaken(wish: Wish, random: Random) -> Body:
 
 USERS: Mapping[str, Callable[[Wish, Random], Body]] = {
     user.__name__: user
-    for user in (slime, slime_agent, miles, areal, areal_score, nemo_rl, greedy, penalized, mistaken)
+    for user in (slime, slime_agent, miles, areal, areal_score, nemo_rl, greedy, stopping, penalized, mistaken)
 }

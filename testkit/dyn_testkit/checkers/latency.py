@@ -9,12 +9,12 @@ from dyn_testkit.history import History
 
 
 def check(history: History) -> Iterator[Finding]:
-    """Needs the router's rows."""
+    """Needs the router's rows. Of a request that is not migratable the engine's own words are handed on."""
     rows = {row["rid"]: row for row in history.rows}
     for subject in subjects(history):
         row, said = rows.get(subject.answer.meta.get("id")), subject.answer.meta.get("e2e_latency")
         sent = [attempt for attempt in row["attempts"] if attempt["cause"] != "connect"] if row is not None else []
-        if row is None or said is None or len(sent) < 2:
+        if row is None or not row["migratable"] or said is None or len(sent) < 2:
             continue
         # Its clock began to run before anything came of its first attempt.
         began = min(attempt["ended"] if attempt["first_token"] is None else attempt["first_token"] for attempt in sent)

@@ -13,7 +13,13 @@ from dyn_testkit.history import History, Record
 NEAR = 2.0
 
 #: For want of a worker: each must have been tried, or a fault must keep it away.
-ALONE = frozenset({"no_worker", "no_survivor", "busy"})
+ALONE = frozenset({"no_worker", "no_survivor", "busy", "failed"})
+
+#: Ends of an attempt of which nothing can have come: every request may go elsewhere then.
+UNSENT = ("connect", "busy")
+
+#: Attempts that ended without a token before a request may be said to kill workers.
+DEATHS = 2
 
 #: What a protected request may fail of; an unprotected one fails of what makes it so.
 FAIR = ALONE | {"migration_limit", "suspected_poison"}
@@ -87,9 +93,12 @@ def _unexplained(row: Mapping[str, Any], history: History) -> str:
             return f"attempt {attempt['number']} failed ({attempt['cause']}) though nothing had befallen its worker"
     if row["error"] == "migration_limit" and len(attempts) <= (history.run.migration_limit or 0):
         return f"gave up after {len(attempts)} attempts"
+    if row["error"] == "suspected_poison" and sum(_died(attempt) for attempt in attempts) < DEATHS:
+        return "is said to kill workers, and did not"
     if row["migratable"] and row["error"] not in FAIR:
         return f"gave up for {row['error']}, which no fault brings about"
-    if row["error"] in ALONE:
+    unsent = all(attempt["cause"] in UNSENT for attempt in attempts)
+    if row["error"] in ALONE and (row["migratable"] or unsent):
         ended = began + row["duration"]
         tried = {attempt["url"] for attempt in attempts}
         kept = {fault.target for fault in history.faults if in_effect(fault, ended, ended, history.run.aftermath)}
@@ -97,6 +106,10 @@ def _unexplained(row: Mapping[str, Any], history: History) -> str:
         if left:
             return f"gave up without asking {left[0]}, which nothing had befallen"
     return "" if attempts or history.faults else "gave up without an attempt"
+
+
+def _died(attempt: Mapping[str, Any]) -> bool:
+    return attempt["cause"] in ("cut", "stall", "first_token") and not attempt["tokens"]
 
 
 def _row(record: Record, rows: Mapping[str, dict[str, Any]], history: History) -> dict[str, Any] | None:

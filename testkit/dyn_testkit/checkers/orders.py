@@ -26,11 +26,11 @@ def check(history: History) -> Iterator[Finding]:
             if given_up and place not in told and not _ill(history, row, attempt):
                 what = f"{attempt['worker']} was never told to drop {attempt['rid']} ({attempt['cause']})"
                 yield Finding(row["rid"], "orders", what)
-    had = {(arrival.worker, arrival.body.get("rid")) for arrival in history.arrivals}
-    named = {attempt["rid"] for row in history.rows for attempt in row["attempts"]}
+    places = {(attempt["url"], attempt["rid"]) for row in history.rows for attempt in row["attempts"]}
+    named = {rid for _, rid in places}
     for order in history.orders:
-        if order.rid in named and (order.worker, order.rid) not in had:
-            yield Finding(order.rid, "orders", f"{order.worker} was told to drop it, and never had it")
+        if order.rid in named and (order.worker, order.rid) not in places:
+            yield Finding(order.rid, "orders", f"{order.worker} was told to drop it, and was never asked for it")
     for record in history.records.values():
         if record.aborted is not None and record.ended > record.aborted + SOON:
             what = f"{name_of(record)} went on for {record.ended - record.aborted:.0f} s after its abort"

@@ -94,7 +94,7 @@ async def _play(world: World, ran: Ran) -> None:
     for nemesis in nemeses.values():
         await nemesis.setup(world)
     began = trio.current_time()
-    oracle = Oracle(world.workers[0].options.model)
+    oracle = Oracle(world.workers[0].options.model, routed_experts=True)
 
     async def ask(request: RequestPlan) -> None:
         await trio.sleep_until(began + request.at)

@@ -56,6 +56,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokens: Whole = (1, 120)
     users: Annotated[tuple[str, ...], Meta(min_length=1)] = tuple(USERS)
     streaming: Share = 0.6
+    experts: Share = 0.3
     faults: Whole = (1, 9)
     kinds: tuple[str, ...] = tuple(KINDS)
     #: The share of runs in which all faults are of one kind: what befalls a request once, befalls it again.
@@ -66,11 +67,13 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     latency: Real = (0.0, 0.05)
     #: The largest piece that one read gives, one of these; 0: all there is.
     fragments: Annotated[tuple[Count, ...], Meta(min_length=1)] = (0, 0, 0, 0, 0, 0, 2000, 300)
-    #: Options of the router.
+    #: Options of the router. A request that it cannot continue has nobody else to turn to: it waits for a worker that
+    #: is well and says nothing, until a timeout of its own.
     router: dict[str, Any] = msgspec.field(
         default_factory=lambda: {
             "health_check_interval_secs": 60.0,
             "inhibited_duration_secs": 60.0,
+            "request_timeout_secs": 5400.0,
             "stall_timeout_secs": 600.0,
         }
     )
@@ -243,6 +246,7 @@ def _request(scenario: Scenario, random: Random, number: int) -> RequestPlan:
         tokens=random.randint(*scenario.tokens),
         rid=f"request-{number:03d}",
         stream=random.random() < scenario.streaming,
+        experts=random.random() < scenario.experts,
         vocabulary=VOCABULARY,
     )
     return RequestPlan(

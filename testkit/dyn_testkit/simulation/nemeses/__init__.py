@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dyn_testkit.history import Harm
 from dyn_testkit.simulation.nemeses.base import AUDITOR, Missed, Nemesis, Unproven, Validated
 from dyn_testkit.simulation.nemeses.clients import Clients
+from dyn_testkit.simulation.nemeses.cuts import Cut, Hound
 from dyn_testkit.simulation.nemeses.links import Links
 from dyn_testkit.simulation.nemeses.proofs import PROOFS
-from dyn_testkit.simulation.nemeses.workers import Cut, Death, Illness, Rollout
+from dyn_testkit.simulation.nemeses.workers import Death, Illness, Rollout
 
 #: The kinds that work again once they are undone, if nothing else befalls the same worker meanwhile.
 LASTING = Death.faults | {"stall", "lie", "busy", "drain", "partition", "refuse", "hang", "deaf"}
@@ -18,13 +19,15 @@ LASTING = Death.faults | {"stall", "lie", "busy", "drain", "partition", "refuse"
 HARMS: Mapping[str, tuple[Harm, ...]] = {
     **dict.fromkeys([*Death.faults, "stall", "partition"], ("attempts", "health", "answers")),
     **dict.fromkeys(["drain", "refuse", "hang", "deaf"], ("attempts", "health")),
-    **dict.fromkeys([*Cut.faults, "busy", "lie", "reset"], ("attempts",)),
+    **dict.fromkeys([*Cut.faults, *Hound.faults, "busy", "lie", "reset"], ("attempts",)),
     **dict.fromkeys([*Clients.faults, "weights", "slow"], ()),
 }
 
 #: Who does what.
 KINDS: Mapping[str, type[Nemesis]] = {
-    kind: nemesis for nemesis in (Death, Illness, Rollout, Cut, Links, Clients) for kind in sorted(nemesis.faults)
+    kind: nemesis
+    for nemesis in (Death, Illness, Rollout, Cut, Hound, Links, Clients)
+    for kind in sorted(nemesis.faults)
 }
 
 __all__ = ["AUDITOR", "HARMS", "KINDS", "LASTING", "PROOFS", "Missed", "Nemesis", "Unproven", "Validated"]
