@@ -201,8 +201,8 @@ def _verify_router(options: Mapping[str, Any]) -> None:
         if name in _OURS or name not in Config.__dataclass_fields__:
             raise ValueError(f"router: {name!r} is no option" + (" that a scenario chooses" if name in _OURS else ""))
     try:
-        Config(**options)
-    except (ConfigError, TypeError) as error:
+        msgspec.convert(dict(options), Config)
+    except (ConfigError, msgspec.ValidationError) as error:
         raise ValueError(f"router: {error}") from error
 
 
