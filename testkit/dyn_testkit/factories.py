@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 import trio
 
 from dyn_relay.net import Network
+from dyn_testkit.determinism import seeded
+from dyn_testkit.simnet import SimHost, SimNetwork
 
 T = TypeVar("T")
 
@@ -76,6 +78,11 @@ def endpoint(thing: Any, name: str) -> tuple[str, int, Network | None]:
     if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.query:
         raise ValueError(f"the {name.partition('_')[0]}'s url must be http://HOST:PORT, not {url!r}")
     return parts.hostname, parts.port or 80, getattr(thing, "network", None)
+
+
+def repeatable(network: Network | None, seed: int = 0) -> AbstractContextManager[None]:
+    """Before a network in memory the block is the same each time: trio's scheduler, too, follows the seed."""
+    return seeded(seed) if isinstance(network, SimNetwork | SimHost) else nullcontext()
 
 
 async def within(

@@ -13,7 +13,7 @@ from dyn_testkit.contract.facts import Facts, discover
 from dyn_testkit.contract.report import ContractBroken, NoWorker, Outcome, Report
 from dyn_testkit.contract.subject import Subject
 from dyn_testkit.contract.table import CHECKS, Broken, Check, Inapplicable, Silent
-from dyn_testkit.factories import NotStarted, chosen, endpoint, require_factory, require_manager, within
+from dyn_testkit.factories import NotStarted, chosen, endpoint, repeatable, require_factory, require_manager, within
 from dyn_testkit.worker.options import Dialect
 
 #: Between two dials of a worker that does not listen yet.
@@ -80,7 +80,8 @@ async def check_worker(
         host, port, network = endpoint(thing, _FACTORY)
         limits = (answer_timeout, prompt, tolerance, live_seconds, longest_prompt, api_key)
         if network is not None:
-            return await _judge(Subject(host, port, network, *limits), given, checks, start_timeout, on_outcome)
+            with repeatable(network):
+                return await _judge(Subject(host, port, network, *limits), given, checks, start_timeout, on_outcome)
         async with open_network() as sockets:
             return await _judge(Subject(host, port, sockets, *limits), given, checks, start_timeout, on_outcome)
 

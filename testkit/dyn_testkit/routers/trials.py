@@ -13,6 +13,7 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from dyn_testkit import faults
+from dyn_testkit.engine import Sampling, generate
 from dyn_testkit.faults import What, Where
 from dyn_testkit.laws import cases as some
 from dyn_testkit.laws.observed import Case, Planned
@@ -51,6 +52,27 @@ _PLACES: tuple[tuple[Where, What], ...] = (
     (faults.AT_HEAD, faults.status(503)),
     (faults.at_token(4), faults.abort_event(500)),
 )
+#: Fields that a continuation must repeat, with values that are easily lost or spoiled on the way.
+_REPEATED: dict[str, Any] = {
+    "rid": "e",
+    "return_logprob": True,
+    "top_logprobs_num": 2,
+    "token_ids_logprob": [4, 39],
+    "return_prompt_token_ids": True,
+    "lora_path": "adapter",
+    **some.STRANGE,
+}
+_SAMPLED: dict[str, Any] = {
+    "max_new_tokens": 9,
+    "min_new_tokens": 7,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": 0.01,
+    "sampling_seed": 2**63 - 1,
+    "logit_bias": {"3": 1.5},
+    "ignore_eos": True,
+}
 _STALLS = (faults.AT_HEAD, faults.at_token(3), faults.AFTER_FINISH)
 _NEEDED = ("input_ids", "sampling_params", "stream")
 #: Fields with the reason for which a router must not continue a request with them.
@@ -94,7 +116,32 @@ def faulted() -> tuple[Trial, ...]:
     trials += _both(((faults.at_token(3), faults.CLOSE), (faults.at_token(2), faults.RESET)))
     for stream in (True, False):  # nameless, without logprobs
         trials += [Trial(_case({}, ((faults.at_token(4), faults.CLOSE),), stream=stream))]
-    return tuple(trials)
+    return (*trials, *rich())
+
+
+@cache
+def rich() -> tuple[Trial, ...]:
+    """Requests whose continuations have many fields to repeat; what is lost changes the answer, where it can."""
+    found = []
+    for sampling in (_SAMPLED, _stopping()):
+        for place in ((faults.at_token(2), faults.CLOSE), (faults.inside_json(4, 60), faults.RESET)):
+            fields = {**_REPEATED, "sampling_params": sampling}
+            found += [Trial(_case(fields, (place,), stream=stream)) for stream in (True, False)]
+    return tuple(found)
+
+
+def _stopping() -> dict[str, Any]:
+    """With a stop token after every cut of `rich`, and another one that is due there but for `min_new_tokens`."""
+    sampling: dict[str, Any] = {"max_new_tokens": 50, "temperature": 0}
+    early = _tokens(sampling)[4]
+    sampling |= {"min_new_tokens": 5, "stop_token_ids": [early]}
+    return {**sampling, "stop_token_ids": [early, _tokens(sampling)[7]]}
+
+
+def _tokens(sampling: dict[str, Any]) -> list[int]:
+    """What `_PLAIN` is answered under this sampling, with the adapter of `_REPEATED`."""
+    steps = generate(some.MODEL, _PLAIN["input_ids"], Sampling.parse(sampling), _REPEATED["lora_path"])
+    return [step.token for step in steps]
 
 
 @cache

@@ -11,12 +11,15 @@ import trio.testing
 from click.testing import CliRunner, Result
 from contract_kit import report_of, serving, setup
 from mock_worker_kit import DIALECTS, body
+from toy_routers import first_of_two
 
+from dyn_relay.net import Connection
 from dyn_relay.sockets import open_network
 from dyn_testkit.client import fetch
 from dyn_testkit.contract import CHECKS, __main__, check_worker
 from dyn_testkit.simnet import Fragmentation, Link, SimNetwork
 from dyn_testkit.worker import Dialect, MockWorker, control
+from dyn_testkit.worker.wire import Request
 
 TOKENIZER_ONLY = {"stop_string", "no_stop_trim", "texts_add_up"}
 TOKEN_MODE_ONLY = {"refuses_stop_string_in_token_mode"}
@@ -52,6 +55,23 @@ async def test_so_do_other_kinds_of_mock(autojump_clock: trio.testing.MockClock,
 async def test_it_does_not_mind_how_bytes_are_cut(autojump_clock: trio.testing.MockClock) -> None:
     network = SimNetwork(3, Link(fragmentation=Fragmentation(60)))
     await check_worker(lambda: MockWorker.serve(network, "worker", 1, setup(tick=0.1)))
+
+
+class Undecided(MockWorker):
+    """Answers, or hangs up, as two tasks happen to come in."""
+
+    async def _answer(self, connection: Connection, request: Request, keep: bool) -> None:
+        if b"wibble" not in request.body or await first_of_two() == "one":
+            await super()._answer(connection, request, keep)
+        else:
+            connection.abort()
+
+
+async def test_in_memory_the_same_call_has_the_same_verdict(autojump_clock: trio.testing.MockClock) -> None:
+    """Also about a worker that depends on the order in which trio runs its tasks."""
+    names = ["unknown_field_is_ignored", "refuses_unknown_sampling_key"]
+    found = [(await report_of(serving(setup(), Undecided), only=names)).outcomes for _ in range(8)]
+    assert found == [found[0]] * 8
 
 
 async def test_over_real_sockets() -> None:

@@ -72,6 +72,14 @@ async def test_a_mistake_is_found(autojump_clock, router, law):
     assert report.outcomes[law].examples[0].startswith(f"{law}: ")
 
 
+async def test_in_memory_the_same_call_has_the_same_verdict(autojump_clock):
+    """Also about a router that depends on the order in which trio runs its tasks."""
+    reports = [await toy(toys.Undecided, only=["passthrough"], start_timeout=600) for _ in range(3)]
+    found = [report.outcomes["passthrough"] for report in reports]
+    assert 0 < found[0].broken < found[0].trials
+    assert found[0] == found[1] == found[2]
+
+
 async def test_broken_laws_are_raised_with_the_whole_story(autojump_clock):
     network = SimNetwork(1)
     with pytest.raises(LawsBroken, match=r"(?s)law 8, no false success: .*broken in .* trials.*Case\(") as raised:

@@ -173,6 +173,27 @@ class ContinuesEverything(AsksForAllAgain):
         request["sampling_params"]["max_new_tokens"] -= delivered
 
 
+class Undecided(Honest):
+    """Answers, or does not, as two tasks happen to come in."""
+
+    async def answer(self, client, body):
+        if await first_of_two() == "one":
+            await super().answer(client, body)
+
+
+async def first_of_two():
+    """Which of two tasks trio runs first."""
+    came = []
+
+    async def come(name):
+        came.append(name)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come, "one")
+        nursery.start_soon(come, "two")
+    return came[0]
+
+
 class Hangs(Honest):
     """Waits for a worker that has gone to come back."""
 
