@@ -17,7 +17,7 @@ from dyn_testkit import faults
 from dyn_testkit.contract import ContractBroken, Endpoint, NoWorker, check_worker
 from dyn_testkit.faults import FaultPlan
 from dyn_testkit.simnet import SimNetwork
-from dyn_testkit.worker import MockWorker, control
+from dyn_testkit.worker import MockWorker, control, generate
 
 
 async def a_coroutine() -> str:
@@ -200,6 +200,17 @@ async def test_a_broken_check_says_all(autojump_clock: trio.testing.MockClock, m
         '  came:     200 application/json: {"ok":true}'
     )
     assert isinstance(caught.value, AssertionError)
+
+
+async def test_what_is_broken_for_one_reason_is_told_once(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first check has the whole story, the others are named."""
+    monkeypatch.setattr(generate, "DONE", b"data: [END]\n\n")
+    with pytest.raises(ContractBroken) as caught:
+        await check_worker(serving(setup()), only=["meta_keys", "one_finish", "counters_grow"])
+    assert str(caught.value).count("broken:   the last event is not `data: [DONE]`") == 1
+    assert "  so, too:  2 other checks: counters_grow, one_finish" in str(caught.value)
 
 
 def hanging(path: str) -> Callable[[pytest.MonkeyPatch], None]:
