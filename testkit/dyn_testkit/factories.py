@@ -19,6 +19,9 @@ from dyn_testkit.simnet import SimHost, SimNetwork
 
 T = TypeVar("T")
 
+#: s.
+_LEAST = 0.1
+
 
 class NotStarted(Exception):
     """A factory has not yielded in time."""
@@ -43,7 +46,10 @@ def chosen(known: Collection[str], only: Iterable[str] | None, skip: Iterable[st
             close = ", ".join(difflib.get_close_matches(name, known, 3))
             what = where.rstrip("S").lower()
             raise ValueError(f"there is no {what} {name!r}; " + (f"is it {close}?" if close else f"see {where}"))
-    return [name for name in known if name in names and name not in without]
+    wanted = [name for name in known if name in names and name not in without]
+    if not wanted:
+        raise ValueError("only= and skip= leave nothing to run")
+    return wanted
 
 
 def require_factory(factory: object, name: str, takes: str) -> None:
@@ -52,6 +58,13 @@ def require_factory(factory: object, name: str, takes: str) -> None:
         raise TypeError(f"{name} is a context manager; give a function that makes one: lambda: ...")
     if not callable(factory):
         raise TypeError(f"{name} must be a function {takes}, not {factory!r}")
+
+
+def require_seconds(**given: float) -> None:
+    """Raises `ValueError` for a time in which nothing can happen."""
+    for name, seconds in given.items():
+        if seconds < _LEAST:
+            raise ValueError(f"{name}= must be {_LEAST:g} at least, not {seconds:g}")
 
 
 def require_manager(manager: object, name: str) -> None:

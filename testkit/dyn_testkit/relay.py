@@ -15,7 +15,6 @@ from dyn_relay.net import Network
 from dyn_testkit.background import background
 from dyn_testkit.client import Response, fetch
 
-
 #: s of trio's clock: looks are rarer after the first, and end with the second.
 _SOON, _PATIENCE = 60.0, 3600.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -11,7 +12,16 @@ import trio
 
 from dyn_relay.net import Network
 from dyn_relay.sockets import open_network
-from dyn_testkit.factories import NotStarted, chosen, endpoint, repeatable, require_factory, require_manager, within
+from dyn_testkit.factories import (
+    NotStarted,
+    chosen,
+    endpoint,
+    repeatable,
+    require_factory,
+    require_manager,
+    require_seconds,
+    within,
+)
 from dyn_testkit.laws import Stage
 from dyn_testkit.laws.answers import DIALECTS
 from dyn_testkit.laws.cases import MODEL
@@ -81,8 +91,12 @@ async def check_router(
     """
     names = chosen(LAWS, only, skip, "LAWS")
     require_factory(router_factory, _FACTORY, "of the workers' URLs")
+    require_seconds(answer_timeout=answer_timeout, recovery_timeout=recovery_timeout, start_timeout=start_timeout)
     if not fleets or not all(fleets):
         raise ValueError("fleets= needs at least one fleet, and that a worker")
+    for dialect in itertools.chain(*fleets):
+        if dialect not in DIALECTS:
+            raise ValueError(f"fleets= has fleets of {', '.join(DIALECTS)}, not of {dialect!r}")
     report = Report.of(names)
     extra = drawn(examples, seed)
     run = _Run(report, extra, counterexamples, answer_timeout, recovery_timeout, start_timeout, on_outcome)

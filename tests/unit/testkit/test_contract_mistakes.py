@@ -62,6 +62,11 @@ async def test_a_url_that_is_none(url: str) -> None:
     [
         ({"only": ["abort_by_name"]}, ValueError, r"no check 'abort_by_name'; is it abort_by_prefix"),
         ({"skip": ["xyzzy"]}, ValueError, r"no check 'xyzzy'; see CHECKS"),
+        ({"only": ["health"], "skip": ["health"]}, ValueError, "leave nothing to run"),
+        ({"only": []}, ValueError, "leave nothing to run"),
+        ({"dialect": "mixd"}, ValueError, "dialect= must be one of cumulative, incremental, mixed, not 'mixd'"),
+        ({"live_seconds": 0}, ValueError, "live_seconds= must be 0.1 at least, not 0"),
+        ({"answer_timeout": -1}, ValueError, "answer_timeout= must be 0.1 at least, not -1"),
         ({"only": "health"}, TypeError, "collections of names, not a string"),
         ({"prompt": [5]}, ValueError, r"needs three tokens at least, not \[5\]"),
         ({"tokeniser": True}, TypeError, "unexpected keyword argument 'tokeniser'"),

@@ -150,5 +150,8 @@ async def test_wrong_arguments(autojump_clock):
     network = SimNetwork(1)
     with pytest.raises(ValueError, match="there is no law 'budgets'; is it budget"):
         await check_router(partial(toys.Honest.serve, network), only=["budgets"])
+    for fleets in (["incremental"], [("mixd",)]):
+        with pytest.raises(ValueError, match=r"fleets= has fleets of .*, not of '(i|mixd)'"):
+            await check_router(partial(toys.Honest.serve, network), network=network, fleets=fleets)
     with pytest.raises(ValueError, match="at least one fleet"):
         await check_router(partial(toys.Honest.serve, network), fleets=[])
