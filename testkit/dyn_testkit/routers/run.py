@@ -130,7 +130,7 @@ class _Run:
     ) -> Exception | None:
         """Fleet by fleet; what is to be raised comes back."""
         for fleet in fleets:
-            stage = Stage(network, fleet, OPTIONS)
+            stage = Stage(network, fleet, OPTIONS, cuts=True)
             failure: Exception | None = None
             async with trio.open_nursery() as nursery:
                 await nursery.start(stage.run)
