@@ -143,6 +143,8 @@ async def _run(subject: Subject, check: Check) -> tuple[Outcome, bool]:
         return Outcome(check.name, "skipped", str(exc)), False
     except Broken as exc:
         reason, silent = str(exc), isinstance(exc, Silent)
+    except KeyError as exc:
+        reason = f"the answer has no {exc}"
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         reason = f"the answer has another form than the contract says: {type(exc).__name__}: {exc}"
     last = subject.last

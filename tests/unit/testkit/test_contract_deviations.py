@@ -184,14 +184,10 @@ def spaced(patch: Patch) -> None:
     )
 
 
-def twice(patch: Patch) -> None:
-    """content-length is there twice."""
+def headed_by(change: Callable[[bytes], bytes]) -> Plant:
+    """The heads of unary answers are changed."""
     real = wire.reply_bytes
-
-    def doubled(*more: Any, **named: Any) -> bytes:
-        return re.sub(rb"(content-length: \d+\r\n)", rb"\1\1", real(*more, **named))
-
-    patch.setattr(generate, "reply_bytes", doubled)
+    return setting(generate, "reply_bytes", lambda *more, **named: change(real(*more, **named)))
 
 
 def both(patch: Patch) -> None:
@@ -295,8 +291,11 @@ DEVIATIONS: list[tuple[str, Plant]] = [
     ("abort_answers_empty", route("/abort_request", wire.json_reply({"status": "ok"}))),
     ("unary_head", charset),
     ("stream_head", setting(wire, "EVENT_STREAM", b"text/event-stream")),
-    ("one_framing", twice),
+    ("one_framing", headed_by(lambda head: re.sub(rb"(content-length: \d+\r\n)", rb"\1\1", head))),
     ("one_framing", both),
+    ("head_lines", headed_by(lambda head: head.replace(b"\r\nserver:", b"\nserver:"))),
+    ("head_lines", headed_by(lambda head: head.replace(b"HTTP/1.1", b"HTTP/1.0"))),
+    ("keep_alive", headed_by(lambda head: head[:-2] + b"connection: close\r\n\r\n")),
     ("stream_is_not_held_back", burst),
     ("event_framing", as_event),
     ("done_ends_a_stream", setting(generate, "DONE", b"data: [END]\n\n")),
@@ -363,6 +362,8 @@ DEVIATIONS: list[tuple[str, Plant]] = [
     ("prompt_logprobs_are_the_outputs", prompts(shifted)),
     ("prompt_logprobs_are_the_outputs", prompts(lambda rows: [rows[0], *([-1.0, *row[1:]] for row in rows[1:])])),
     ("token_ids_logprob", rows("output_token_ids_logprobs", lambda row: row[::-1])),
+    ("token_ids_logprob", rows("output_token_ids_logprobs", lambda row: [[-7.0, *entry[1:]] for entry in row])),
+    ("output_logprobs", metas(lambda meta: meta["finish_reason"] or meta.update(output_token_logprobs_length=1))),
     ("token_ids_logprob", metas(lambda meta: meta.pop("input_token_ids_logprobs", 0))),
     ("expert_rows", routed),
     ("experts_come_last", metas(lambda meta: meta.setdefault("routed_experts", ""))),

@@ -207,6 +207,17 @@ async def test_a_broken_check_says_all(autojump_clock: trio.testing.MockClock, m
     assert isinstance(caught.value, AssertionError)
 
 
+async def test_a_missing_key_is_named(autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods, admin, _ = control.ROUTES["/model_info"]
+
+    async def other(worker: MockWorker, request: Any) -> Any:
+        return control.json_reply({"model_path": "m"})
+
+    monkeypatch.setitem(control.ROUTES, "/model_info", (methods, admin, other))
+    report = await report_of(serving(setup()), only=["weight_version_is_the_servers"])
+    assert report.broken == {"weight_version_is_the_servers": "the answer has no 'weight_version'"}
+
+
 async def test_what_is_broken_for_one_reason_is_told_once(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

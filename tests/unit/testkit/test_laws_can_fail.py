@@ -244,8 +244,28 @@ def test_passthrough_sees_a_rerendered_event():
     plan = case()
     laws.passthrough(observe(plan), rewritten=False)
     spaced = observe(plan, feed=lambda out, _: out.replace(b'":', b'": '))
-    with pytest.raises(AssertionError, match="passthrough"):
+    where = r"the body is not the worker's\n  at byte 20 the worker sent b'\[9\].*', the client got b' \[9\]"
+    with pytest.raises(AssertionError, match=where):
         laws.passthrough(spaced, rewritten=False)
+
+
+@pytest.mark.parametrize(("kind", "good"), [(b"Text/Event-Stream;charset=UTF-8", True), (b"text/event-stream", False)])
+def test_passthrough_knows_a_media_type_in_other_words(kind, good):
+    seen = observe(case())
+    headers = [(name, kind if name == b"content-type" else value) for name, value in seen.response.headers]
+    other = replace(seen, response=replace(seen.response, headers=headers))
+    if good:
+        laws.passthrough(other, rewritten=False)
+        return
+    with pytest.raises(AssertionError, match="the content type 'text/event-stream; charset=utf-8' became"):
+        laws.passthrough(other, rewritten=False)
+
+
+def test_line_ends_are_named():
+    seen = observe(case())
+    crlf = replace(seen, response=replace(seen.response, body=seen.response.body.replace(b"\n", b"\r\n")))
+    with pytest.raises(AssertionError, match=r"no \[DONE\] at the end; its lines end with CRLF, SGLang's with LF"):
+        laws.equivalence(crlf, ORACLE)
 
 
 def test_passthrough_lets_the_last_chunk_go():

@@ -50,6 +50,17 @@ async def one_framing(worker: Subject) -> None:
         expect(len(found) == 1, f"the head has {found or 'neither'}")
 
 
+@check("RFC 9112 §2.1")
+async def head_lines(worker: Subject) -> None:
+    """A head begins with `HTTP/1.1`, and each of its lines ends with CR and LF."""
+    for body in (worker.body(2), worker.body(2, stream=True)):
+        wire = (await worker.ask("/generate", body)).response.wire
+        expect(wire.startswith(b"HTTP/1.1 "), f"it begins with {short(wire[:20])}")
+        head, end, _ = wire.partition(b"\r\n\r\n")
+        bare = not end or b"\n" in head.replace(b"\r\n", b"")
+        expect(not bare, f"a line ends with LF alone: {short(head)}")
+
+
 @check("§4.2, http_server.py:949")
 async def event_framing(worker: Subject) -> None:
     """A stream is nothing but `data: <one line>` and an empty line each: no comments, no `event:`, no `id:`."""
@@ -105,11 +116,16 @@ async def keep_alive(worker: Subject) -> None:
     connection = await worker.dial()
     try:
         for _ in range(2):
-            await worker.unary(worker.body(2), over=connection)
-            await worker.events(worker.body(2), over=connection)
-            refused = await worker.ask("/generate", b"{", over=connection)
-            equal("status", refused.response.status, 400)
-            await worker.ask("/model_info", over=connection)
+            for path, body in (
+                ("/generate", worker.body(2)),
+                ("/generate", worker.body(2, stream=True)),
+                ("/generate", b"{"),
+                ("/model_info", None),
+            ):
+                response = (await worker.ask(path, body, over=connection)).response
+                equal("status", response.status, 400 if body == b"{" else 200)
+                closing = (response.header("connection") or "").lower() == "close"
+                expect(not closing, "the answer says `connection: close`, which nobody asked for")
     finally:
         connection.close()
 

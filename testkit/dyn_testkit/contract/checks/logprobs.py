@@ -46,6 +46,9 @@ async def output_logprobs(worker: Subject) -> None:
         _entries(meta["output_token_logprobs"], value["output_ids"], "output_token_logprobs")
         equal("output_token_logprobs_length", meta["output_token_logprobs_length"], _COUNT)
         equal("input_token_logprobs", meta["input_token_logprobs"], [])
+    for event in await worker.events(worker.body(_COUNT, return_logprob=True)):
+        meta = event["meta_info"]
+        equal("output_token_logprobs_length", meta["output_token_logprobs_length"], meta["completion_tokens"])
 
 
 @check("§4.5")
@@ -113,7 +116,7 @@ async def top_logprobs(worker: Subject) -> None:
 @check("§4.5")
 async def token_ids_logprob(worker: Subject) -> None:
     """`token_ids_logprob` gives the logprobs of just these tokens, at every position."""
-    asked = sorted({worker.prompt[0], worker.prompt[-1]})
+    asked = sorted({worker.prompt[-1], *(await worker.ids(worker.body(_COUNT)))})
     body = worker.body(_COUNT, return_logprob=True, token_ids_logprob=asked, logprob_start_len=0)
     for stream in (False, True):
         meta = (await worker.answer(body, stream=stream))["meta_info"]
@@ -123,6 +126,9 @@ async def token_ids_logprob(worker: Subject) -> None:
             for row in rows[1:] if name.startswith("input") else rows:
                 _entries(row, asked, name)
         expect(not meta["input_token_ids_logprobs"][0], "the first position of the prompt has logprobs")
+        for taken, row in zip(meta["output_token_logprobs"], meta["output_token_ids_logprobs"], strict=True):
+            there = row[asked.index(taken[1])]
+            expect(alike(there[0], taken[0], worker.tolerance), f"{there} among them, {taken} was taken")
 
 
 @check("§2, tokenizer_manager.py:2526")
