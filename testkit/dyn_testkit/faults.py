@@ -206,7 +206,9 @@ class FaultPlan:
         return cls(tuple(Fault(entry[0], entry[1], nth(index)) for index, entry in numbered if entry is not None))
 
     def add(self, fault: Fault) -> None:
-        """One more fault, behind the others."""
+        """One more fault, behind the others. Raises `TypeError` for what is none."""
+        if not isinstance(fault, Fault):
+            raise TypeError(f"a Fault is wanted, not {fault!r}: Fault(where, what)")
         self.faults = (*self.faults, fault)
 
     def revoke(self, fault: Fault) -> None:
