@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -46,6 +47,14 @@ class Skipped(click.ClickException):
     """This machine cannot do what was asked for."""
 
     exit_code = 3
+
+
+class BrokenOff(click.ClickException):
+    """A signal ended it."""
+
+    def __init__(self, sig: int) -> None:
+        super().__init__(f"broken off by {signal.Signals(sig).name}")
+        self.exit_code = 128 + sig  # type: ignore[misc] # as shells say it; click reads it of the instance
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -172,14 +181,37 @@ def _run(campaign: Callable[[Path], Awaitable[T]], logs: Path) -> T:
     """Run it. A process or a reference that is not there is the user's to mend: a message, no traceback."""
     problem: BaseException
     try:
-        return trio.run(campaign, logs)
-    except* (NotReady, Unable, fold.Incomplete) as group:
+        return trio.run(_until_broken_off, campaign, logs)
+    except* (NotReady, Unable, fold.Incomplete, BrokenOff) as group:
         problem = group
         while isinstance(problem, BaseExceptionGroup):
             problem = problem.exceptions[0]
+    if isinstance(problem, BrokenOff):
+        raise problem
     if isinstance(problem, Unable):
         raise Skipped(f"SKIPPED, nothing was tested: {problem}")
     raise click.ClickException(str(problem))
+
+
+async def _until_broken_off(campaign: Callable[[Path], Awaitable[T]], logs: Path) -> T:
+    """A scheduler's SIGTERM and a closed terminal's SIGHUP end it as Ctrl-C does: by cancellation, so all is undone.
+
+    Raises `BrokenOff`. A second signal does what signals do by default.
+    """
+    # A job in the background has no Ctrl-C, and one under nohup survives its terminal.
+    heeded = [sig for sig in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(sig) is not signal.SIG_IGN]
+    async with trio.open_nursery() as nursery:
+
+        async def listen(task_status: trio.TaskStatus[None]) -> None:
+            with trio.open_signal_receiver(signal.SIGTERM, *heeded) as signals:
+                task_status.started()
+                got = await anext(signals)
+            raise BrokenOff(got)
+
+        await nursery.start(listen)
+        came = await campaign(logs)
+        nursery.cancel_scope.cancel()
+    return came
 
 
 def _finish(outcome: Outcome) -> None:

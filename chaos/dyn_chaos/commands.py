@@ -15,8 +15,8 @@ from click.core import ParameterSource
 
 import dyn_relay.cli
 import dyn_testkit.cli
-from dyn_chaos import options
-from dyn_chaos.actions.signals import DEADLY
+from dyn_chaos import options, processes
+from dyn_chaos.actions.signals import DEADLY, members
 from dyn_chaos.campaigns.base import Campaign, Choices, Load, When
 from dyn_chaos.fleet import Attached
 from dyn_chaos.mix import STREAMING
@@ -131,6 +131,7 @@ def _setup(campaign: Campaign, given: dict[str, Any]) -> Setup:
         names = [engine.name for engine in attached] or [f"worker-{number}" for number in range(count)]
         if campaign.order.target not in names:
             raise _bad("--target", f"{campaign.order.target!r} is none of busiest, idlest, random, {', '.join(names)}")
+    _check_processes(attached)
     return Setup(
         mock=mock,
         oracle=None if cmd or attached else _oracle(mock),
@@ -159,6 +160,20 @@ def _attached(campaign: Campaign, given: dict[str, Any]) -> tuple[Attached, ...]
     if urls and _said("workers"):
         raise _bad("--workers", "either this or --attach")
     return tuple(Attached(url, pid) for url, pid in zip(urls, pids, strict=True))
+
+
+def _check_processes(attached: tuple[Attached, ...]) -> None:
+    """Each serves its URL: what gets the signals is the engine, and no other one."""
+    for option, named in (("--attach", [each.port for each in attached]), ("--pid", [each.pid for each in attached])):
+        if twice := {each for each in named if named.count(each) > 1}:
+            raise _bad(option, f"{twice.pop()} is there twice: one engine alone cannot be rescued by another")
+    for engine in attached:
+        listening = processes.listeners(engine.pid, engine.port)
+        if not listening:
+            raise _bad("--attach", f"no process of ours listens on port {engine.port}")
+        if not set(members(engine)).intersection(listening):
+            own, other = (f"process {pid} ({processes.title(pid)})" for pid in (engine.pid, listening[0]))
+            raise _bad("--pid", f"{own} does not listen on port {engine.port}; {other} does")
 
 
 def _config(flags: tuple[str, ...]) -> Config:

@@ -20,7 +20,7 @@ from dyn_testkit.watch import Watch, started
 #: In `Fault.choice`: how its end is known; "" if it was undone and that is not to be seen. Absent: it was not undone.
 UNDONE = "undone"
 #: In `Fault.choice`: [from, to], the time in which it was certainly in effect: from when it was seen until it began to
-#: be undone, or None.
+#: be undone, or None. Absent: there is no such time.
 CERTAIN = "certain"
 
 
@@ -29,10 +29,10 @@ class Struck:
     """A worker to which something was done and not yet undone."""
 
     engine: Engine
-    deed: Deed
     at: float
-    #: When `deed` was seen.
-    seen: float
+    deed: Deed = field(default_factory=lambda: Deed(""))
+    #: When `deed` was seen; None: not yet.
+    seen: float | None = None
 
 
 @dataclass(slots=True)
@@ -114,9 +114,10 @@ class Nemesis:
         return [by_name[name] for name in choose([*by_name], known, self.order.target, self.order.mode, self.random)]
 
     async def _strike(self, engine: Engine) -> None:
-        at = self._now()
-        deed = await strike(self.action, self.scene, engine)
-        self._struck.append(Struck(engine, deed, at, self._now()))
+        struck = Struck(engine, self._now())
+        self._struck.append(struck)  # before it is seen: the round may be broken off meanwhile
+        struck.deed = await strike(self.action, self.scene, engine)
+        struck.seen = self._now()
 
     async def _undo(self, struck: Struck) -> None:
         began = self._now()
@@ -128,7 +129,7 @@ class Nemesis:
         """Note what stays; undo what must not stay, if the round was broken off."""
         while self._struck:
             struck = self._struck.pop()
-            self._note(struck, {CERTAIN: [struck.seen, None]}, None)
+            self._note(struck, {} if struck.seen is None else {CERTAIN: [struck.seen, None]}, None)
             if self.action.outlasts:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + 5):
                     await self.action.undo(self.scene, struck.engine)

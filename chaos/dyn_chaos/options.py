@@ -64,7 +64,8 @@ def url(text: str) -> str:
     """A base URL of this machine, with a port. Raises `ValueError`."""
     if not re.fullmatch(r"http://(127\.\d+\.\d+\.\d+|localhost):\d+/?", text, re.ASCII):
         raise ValueError(f"{text!r} is not http://127.0.0.1:PORT: campaigns are for engines of this machine")
-    port_of(text.rstrip("/"))
+    if not 0 < port_of(text.rstrip("/")) < 2**16:
+        raise ValueError(f"{text!r}: there is no such port")
     return text.rstrip("/")
 
 

@@ -131,12 +131,24 @@ def state(pid: int) -> str:
 
 
 def listener(near: int, port: int) -> int:
-    """The process that listens on a TCP port, in the network that the process `near` sees. Raises `LookupError`."""
-    inodes = _listening(near, port)
-    for pid in map(int, filter(str.isdigit, (entry.name for entry in Path("/proc").iterdir()))):
-        if inodes & _links(pid):
-            return pid
+    """The process that listens on a TCP port, in the network that the process `near` sees; of several, the first.
+
+    Raises `LookupError`.
+    """
+    for pid in listeners(near, port):
+        return pid
     raise LookupError(f"no process of ours listens on port {port}")
+
+
+def listeners(near: int, port: int) -> list[int]:
+    """All processes that hold a socket which listens there: children inherit it."""
+    inodes = _listening(near, port)
+    return [pid for pid in everybody() if inodes & _links(pid)]
+
+
+def everybody() -> list[int]:
+    """The ids of all processes, in order."""
+    return sorted(int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
 def _listening(near: int, port: int) -> set[str]:
@@ -186,16 +198,15 @@ def free_port() -> int:
 def group(leader: int) -> list[int]:
     """The ids of all processes in the process group of `leader`."""
     members = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            # The name, in parentheses, may hold anything; state, parent and group follow it.
-            if int(stat.rpartition(")")[2].split()[2]) == leader:
-                members.append(int(entry.name))
-    return sorted(members)
+    for pid in everybody():
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # The name, in parentheses, may hold anything; state, parent and group follow it.
+        if int(stat.rpartition(")")[2].split()[2]) == leader:
+            members.append(pid)
+    return members
 
 
 def member(leader: int, name: str) -> int:

@@ -38,8 +38,9 @@ class Recorder:
         self._file.close()
 
     def note(self, entry: Entry) -> None:
-        """Write one entry."""
+        """Write one entry; it is in the file whatever becomes of this process."""
         self._file.write(self._encode(entry) + b"\n")
+        self._file.flush()
 
     def ended(self, plan: Plan, record: Record | None) -> None:
         """A request ended, or with None was given up."""

@@ -39,8 +39,8 @@ from dyn_chaos.report import Outcome
 from dyn_chaos.simulate import commit
 from dyn_chaos.verdict import MOVES, STRIKES, verdict
 from dyn_relay.config import Config
-from dyn_testkit import history
-from dyn_testkit.history import Fault, Row, Run
+from dyn_testkit import fold, history
+from dyn_testkit.history import End, Fault, Row, Run
 from dyn_testkit.oracle import Oracle
 
 HISTORY, SUMMARY = "history.jsonl", "summary.json"
@@ -51,6 +51,8 @@ POOL = 64
 AT_ONCE = 4
 #: Seconds after the end of a fault in which an attempt may still fail of it, beside two stall timeouts.
 AFTERMATH = 10.0
+#: Seconds in which a running engine must say that it is well (SGLang generates a token for it).
+ANSWERS = 30.0
 #: Seconds in which the proxy must have found its workers, and in which it must end.
 READY, END = 60.0, 10.0
 
@@ -100,6 +102,7 @@ async def run(campaign: Campaign, setup: Setup, out: Path, heard: Listener = lam
                     await relay.child.wait()
                 for row in _rows(out / "relay.jsonl"):
                     recorder.note(Row(row))
+                recorder.note(End())
         nursery.cancel_scope.cancel()
     return finish(out)
 
@@ -175,6 +178,10 @@ async def _engines(
 ) -> AsyncIterator[Sequence[Engine]]:
     """The workers, all of them ready."""
     if setup.attached:
+        for engine in setup.attached:
+            said = await audit.health(engine.url, within=ANSWERS)
+            if said != "200":
+                raise NotReady(f"{engine.url}/health is not 200 but {said}")
         yield setup.attached
         return
     async with AsyncExitStack() as stack:
@@ -198,6 +205,11 @@ async def _requests(campaign: Campaign, setup: Setup, workers: Sequence[Engine])
         return itertools.islice(drawn, campaign.load.requests), partial(mix.of_oracle, setup.oracle)
     pool = [mix.repeatable(plan) for plan in itertools.islice(drawn, campaign.load.requests or POOL)]
     asked = await ask_references(workers[0].url, pool, at_once=AT_ONCE)
+    for reference in asked.values():
+        try:
+            fold.answer(reference)
+        except fold.Incomplete as error:
+            raise NotReady(f"{workers[0].url} was asked for a reference, and it is no whole answer: {error}") from None
     return itertools.islice(mix.again(pool), campaign.load.requests), partial(mix.of_pool, asked)
 
 

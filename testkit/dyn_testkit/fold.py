@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -20,6 +20,55 @@ EITHER = "either"
 CUMULATIVE = "cumulative"
 INCREMENTAL = "incremental"
 BROKEN = "broken"
+
+
+#: [logprob, token, text]
+Logprob = tuple[float | None, int, str | None]
+#: A row a token: the entries of its alternatives. The first token of a prompt has none.
+Alternatives = list[list[Logprob] | None]
+
+
+class Span(TypedDict):
+    """Output tokens [start, end) are of one version of the weights."""
+
+    version: str
+    start: int
+    end: int
+
+
+class _Always(TypedDict):
+    """What `meta_info` has in every event."""
+
+    finish_reason: dict[str, Any] | None
+    completion_tokens: int
+
+
+class Meta(_Always, total=False):
+    """`meta_info`, as far as checkers read it (SGLang 0.5.23)."""
+
+    #: Not in an oracle's answer to a request without a rid.
+    id: str
+    prompt_tokens: int
+    cached_tokens: int
+    reasoning_tokens: int
+    num_retractions: int
+    weight_version: str
+    weight_versions: list[Span]
+    input_token_logprobs: list[Logprob]
+    input_top_logprobs: Alternatives
+    input_token_ids_logprobs: Alternatives
+    output_token_logprobs: list[Logprob]
+    output_token_logprobs_length: int
+    output_top_logprobs: Alternatives
+    output_token_ids_logprobs: Alternatives
+    routed_experts: str
+
+
+class Event(TypedDict):
+    """An event of a stream, or a unary answer."""
+
+    output_ids: list[int]
+    meta_info: Meta
 
 
 #: How `Incomplete` begins where a stream ends with the engine's own error in place of a finish (SGLang 0.5.23).
@@ -58,11 +107,6 @@ def answer(record: Record) -> Answer:
     if record.status != 200:
         raise Incomplete(f"status {record.status}: {record.text[:200]}")
     events = list(_decode(record))
-    for event in events:
-        if "error" in event:
-            raise Incomplete(f"error event: {event['error']}")
-        if not isinstance(event.get("meta_info"), dict) or not isinstance(event.get("output_ids"), list):
-            raise Incomplete(f"an event without meta_info or output_ids: {sorted(event)}")
     if not events:
         raise Incomplete("no event")
     if record.streaming and not record.done:
@@ -77,14 +121,11 @@ def answer(record: Record) -> Answer:
 
 def delivered(record: Record) -> list[int]:
     """The tokens of a record that need not be whole, as far as its events can be read."""
-    events = []
+    events: list[dict[str, Any]] = []
     try:
-        for event in _decode(record):
-            if not isinstance(event.get("meta_info"), dict) or not isinstance(event.get("output_ids"), list):
-                break
-            events.append(event)
+        events.extend(_decode(record))
     except Incomplete:
-        pass  # cut in the middle of an event
+        pass  # cut in the middle of an event; what was before it stays
     return _fold(events).ids if events else []
 
 
@@ -96,13 +137,19 @@ def _decode(record: Record) -> Iterator[dict[str, Any]]:
             raise Incomplete(f"not JSON ({error}): {text[:80]!r}") from error
         if not isinstance(event, dict):
             raise Incomplete(f"not a JSON object: {text[:80]!r}")
+        if "error" in event:
+            raise Incomplete(f"error event: {event['error']}")
+        try:
+            msgspec.convert(event, Event)
+        except msgspec.ValidationError as error:
+            raise Incomplete(f"not an answer: {error}") from error
         yield event
 
 
 def _fold(events: list[dict[str, Any]]) -> Answer:
     defects: list[str] = []
     metas = [event["meta_info"] for event in events]
-    totals = [meta.get("completion_tokens", -1) for meta in metas]
+    totals = [meta["completion_tokens"] for meta in metas]
     ids, dialect = _join("output_ids", [event["output_ids"] for event in events], totals, defects)
     meta = dict(metas[-1])
     logprob_dialect = EITHER

@@ -1,8 +1,8 @@
 """What happened in a run, as data: what clients sent and read, what befell the fleet, what the router says it did.
 
-A history is a file of JSON objects, one a line, each an `Entry` with its kind under `entry`. Checkers read nothing
-else, so a run can be checked again at any time, by other checks than those of its day. Times are seconds since the run
-began.
+A history is a file of JSON objects, one a line, each an `Entry` with its kind under `entry`: first the `Run`, at last
+an `End`. Checkers read nothing else, so a run can be checked again at any time, by other checks than those of its day.
+Times are seconds since the run began.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -130,9 +130,45 @@ class Fault(Entry, frozen=True, tag="fault"):
 
 
 class Row(Entry, frozen=True, tag="row"):
-    """One row of the router's trace; its own times are since its own request began."""
+    """One row of the router's trace; its own times are since its own request began. A `RowFields`, and more."""
 
     row: dict[str, Any]
+
+
+class AttemptFields(TypedDict):
+    """What checkers read of an attempt."""
+
+    number: int
+    worker: str
+    url: str
+    rid: str
+    started: float
+    first_token: float | None
+    last_token: float | None
+    ended: float
+    tokens: int
+    resumed_from: int
+    #: Why it ended; None: as it should.
+    cause: str | None
+
+
+class RowFields(TypedDict):
+    """What checkers read of a row."""
+
+    #: Seconds on the router's clock.
+    time: float
+    duration: float
+    rid: str
+    outcome: str
+    migratable: bool
+    #: Why it is not.
+    reason: str
+    #: Why it failed; "" if it did not.
+    error: str
+    prompt_tokens: int
+    #: None if they were not counted.
+    completion_tokens: int | None
+    attempts: list[AttemptFields]
 
 
 class Arrival(Entry, frozen=True, tag="arrival"):
@@ -159,7 +195,11 @@ class Sample(Entry, frozen=True, tag="sample"):
     values: dict[str, float]
 
 
-_Line = Run | Record | Reference | Fault | Row | Arrival | Order | Sample
+class End(Entry, frozen=True, tag="end"):
+    """The run came to its end: what is not before this did not happen. Without it, the run was broken off."""
+
+
+_Line = Run | Record | Reference | Fault | Row | Arrival | Order | Sample | End
 
 
 @dataclass(slots=True)
@@ -174,11 +214,18 @@ class History:
     arrivals: list[Arrival] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
+    ended: bool = False
     #: What checkers have worked out of the above, for each other; a history that is checked no longer grows.
     subjects: list[Any] | None = field(default=None, repr=False, compare=False)
 
     def add(self, entry: Entry) -> None:
-        """Take one entry. Raises `ValueError` if a key comes twice."""
+        """Take one entry.
+
+        Raises `ValueError` if a key comes twice, or anything after the end, `msgspec.ValidationError` if a row lacks
+        something.
+        """
+        if self.ended:
+            raise ValueError("an entry after the end")
         match entry:
             case Run():
                 self.run = entry
@@ -189,6 +236,7 @@ class History:
             case Fault():
                 self.faults.append(entry)
             case Row():
+                msgspec.convert(entry.row, RowFields)
                 self.rows.append(entry.row)
             case Arrival():
                 self.arrivals.append(entry)
@@ -196,6 +244,8 @@ class History:
                 self.orders.append(entry)
             case Sample():
                 self.samples.append(entry)
+            case End():
+                self.ended = True
 
     def entries(self) -> Iterator[Entry]:
         """All entries, in the order in which they are saved."""
@@ -207,6 +257,8 @@ class History:
         yield from self.orders
         yield from map(Row, self.rows)
         yield from self.samples
+        if self.ended:
+            yield End()
 
 
 def _put(records: dict[str, Record], record: Record) -> None:
@@ -216,8 +268,8 @@ def _put(records: dict[str, Record], record: Record) -> None:
 
 
 def of_records(records: Mapping[str, Record], references: Mapping[str, Record], tolerance: float = 0.0) -> History:
-    """A history of answers alone."""
-    return History(Run(tolerance=tolerance), dict(records), dict(references))
+    """A history of answers alone, all of them."""
+    return History(Run(tolerance=tolerance), dict(records), dict(references), ended=True)
 
 
 def save(path: Path, entries: Iterable[Entry]) -> None:
@@ -228,12 +280,23 @@ def save(path: Path, entries: Iterable[Entry]) -> None:
 
 
 def load(path: Path) -> History:
-    """Read a history. Raises `ValueError` if a line is no entry or a key comes twice."""
+    """Read a history, whole or broken off.
+
+    Raises `ValueError` if a line is no entry, if the first one, or any other, is not, or is, a run, or if a key comes
+    twice.
+    """
     history = History()
     decoder = msgspec.json.Decoder(_Line)
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
-        try:
-            history.add(decoder.decode(line))
-        except (msgspec.DecodeError, ValueError) as error:
-            raise ValueError(f"{path}:{number}: {error}") from error
+    number = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                entry = decoder.decode(line)
+                if isinstance(entry, Run) is not (number == 1):
+                    raise ValueError("a history has one run, which comes first")
+                history.add(entry)
+            except (msgspec.DecodeError, ValueError) as error:
+                raise ValueError(f"{path}:{number}: {error}") from error
+    if not number:
+        raise ValueError(f"{path}: nothing is in it")
     return history

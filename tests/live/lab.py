@@ -14,7 +14,7 @@ from dyn_chaos.engines import Server, Stock, StockServer
 from dyn_chaos.load import Plan
 from dyn_chaos.processes import free_port
 from dyn_testkit import history
-from dyn_testkit.history import Record, Reference
+from dyn_testkit.history import Record
 
 NATIVE = ("--attention-backend", "torch_native")
 
@@ -94,7 +94,8 @@ class Lab:
             engine = self._engines["a"]
             self._references |= await load.ask_references(engine.url, missing, at_once=4)
             await flush(engine.url)
-            history.save(self.logs / f"references-{self.flavour}.jsonl", map(Reference.of, self._references.values()))
+            asked = history.of_records({}, self._references)
+            history.save(self.logs / f"references-{self.flavour}.jsonl", asked.entries())
         return {plan.key: self._references[plan.key] for plan in plans}
 
     async def relay(self, nursery: trio.Nursery, workers: Sequence[Server], case: str, flags: Sequence[str]) -> Server:

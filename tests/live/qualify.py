@@ -333,7 +333,7 @@ async def _until_migrating(relay: str) -> None:
 
 
 def _keep(lab: Lab, name: str, records: dict[str, Record]) -> None:
-    history.save(lab.logs / f"history-{name}-{lab.flavour}.jsonl", records.values())
+    history.save(lab.logs / f"history-{name}-{lab.flavour}.jsonl", history.of_records(records, {}).entries())
 
 
 def _read_trace(lab: Lab, name: str, requests: int, outcome: Outcome) -> list[dict[str, Any]]:

@@ -12,11 +12,23 @@ from dyn_testkit.history import Arrival, Fault, History, Record
 #: Where SGLang itself does not always send the same keys: a timestamp that depends on how events coalesce.
 VOLATILE = frozenset({"response_sent_to_client_ts"})
 
-#: How a request's `sampling_params.max_new_tokens` reads when it is absent (SGLang).
+#: How a request's `sampling_params.max_new_tokens` reads when it is absent (SGLang); null is no limit.
 DEFAULT_BUDGET = 128
 
 #: Ends of an attempt that are no failure of its worker: its client's doing, or its connection's age.
 INNOCENT = (None, "left", "stale", "refused")
+
+
+def prompt_of(body: Mapping[str, Any]) -> list[int]:
+    """The prompt of a request in token mode; of another one, nothing."""
+    ids = body.get("input_ids")
+    return ids if isinstance(ids, list) else []
+
+
+def sampling_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`sampling_params` of a single request."""
+    params = body.get("sampling_params")
+    return params if isinstance(params, dict) else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +61,8 @@ def explained(history: History, row: Mapping[str, Any], attempt: Mapping[str, An
 
 def asked(record: Record, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
     """What workers were sent of a request, told by its prompt: no prompt of a run begins with another one."""
-    prompt = record.body["input_ids"]
-    return (arrival for arrival in arrivals if arrival.body.get("input_ids", [])[: len(prompt)] == prompt)
+    prompt = prompt_of(record.body)
+    return (arrival for arrival in arrivals if prompt and prompt_of(arrival.body)[: len(prompt)] == prompt)
 
 
 def name_of(record: Record) -> str:

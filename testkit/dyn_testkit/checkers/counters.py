@@ -9,10 +9,11 @@ from dyn_testkit.checkers.base import Subject, per_answer
 
 def _counters(subject: Subject) -> Iterator[str]:
     answer = subject.answer
-    prompt = len(subject.record.body["input_ids"])
+    prompt = subject.reference.meta.get("prompt_tokens")
     if any(meta.get("prompt_tokens") != prompt for meta in answer.metas):
-        yield f"prompt_tokens {sorted({meta.get('prompt_tokens') for meta in answer.metas}, key=str)}, sent {prompt}"
-    running = [meta.get("completion_tokens", -1) for meta in answer.metas]
+        found = sorted({meta.get("prompt_tokens") for meta in answer.metas}, key=str)
+        yield f"prompt_tokens {found} against {prompt}"
+    running = [meta["completion_tokens"] for meta in answer.metas]
     if running != sorted(running):
         yield "completion_tokens goes back"
     if running[-1] != len(answer.ids):

@@ -12,6 +12,8 @@ def _identity(subject: Subject) -> Iterator[str]:
     own = subject.record.body.get("rid")
     if len(ids) != 1:
         yield f"{len(ids)} different ids"
+    elif own is None and None in ids:
+        yield "no id"
     elif own is not None and ids != {own}:
         yield f"id {ids.pop()!r}, the client said {own!r}"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dyn_testkit import fold
-from dyn_testkit.checkers.base import Finding, explained, in_effect
+from dyn_testkit.checkers.base import Finding, explained, in_effect, prompt_of
 from dyn_testkit.history import History, Record
 
 #: Seconds between the sending of a request and the beginning of its row.
@@ -116,7 +116,7 @@ def _row(record: Record, rows: Mapping[str, dict[str, Any]], history: History) -
     """The row of a request that failed: by its rid; if it named none, by its time and the length of its prompt."""
     if record.body.get("rid"):
         return rows.get(record.body["rid"])
-    prompt = len(record.body["input_ids"])
+    prompt = len(prompt_of(record.body))
 
     def apart(row: dict[str, Any]) -> float:
         return abs(float(row["time"]) - history.run.began - record.sent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dyn_testkit.checkers.base import Finding, asked
+from dyn_testkit.checkers.base import Finding, asked, sampling_of
 from dyn_testkit.history import History
 
 #: Names, the prompt and the budgets have checkers of their own; a unary request is asked for as a stream, in larger
@@ -31,6 +31,5 @@ _NO = "nothing"
 
 def _own(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are the client's alone, those of `sampling_params` among them."""
-    sampling = body.get("sampling_params") or {}
     top = {name: value for name, value in body.items() if name not in _OTHERS and name != "sampling_params"}
-    return top | {f"sampling_params.{name}": value for name, value in sampling.items() if name not in _BUDGETS}
+    return top | {f"sampling_params.{name}": value for name, value in sampling_of(body).items() if name not in _BUDGETS}

@@ -83,6 +83,7 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
                 Order(worker.url, body.get("rid", "")) for worker in world.workers for body in worker.aborts
             ]
             history.samples = [Sample(trio.current_time(), dict(world.router.gauges))]
+            history.ended = True
         fleet.cancel_scope.cancel()
     ran.duration = trio.current_time()
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
+import socket
+import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -23,6 +28,39 @@ from dyn_chaos.run import Setup
 HERE = str(os.getpid())
 ATTACH = ["--attach", "http://127.0.0.1:1", "--pid", HERE, "--attach", "http://127.0.0.1:2/", "--pid", HERE]
 CMD = ["--engine-cmd", "serve --port {port}"]
+
+
+#: Listens on a port of its own, which it prints.
+SERVE = """
+import signal, socket
+listening = socket.create_server(("127.0.0.1", 0))
+print(listening.getsockname()[1], flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[list[tuple[str, str]]]:
+    """(URL, process) of two servers: one on its own, one behind a shell that has a session of its own."""
+    argv = [sys.executable, "-c", SERVE]
+    with (
+        subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as plain,
+        subprocess.Popen(
+            ["sh", "-c", f"{shlex.join(argv)} & wait"], stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as shell,
+    ):
+        started = (plain, shell)
+        try:
+            ports = [process.stdout.readline().strip() for process in started if process.stdout]
+            yield [(f"http://127.0.0.1:{port}", str(process.pid)) for port, process in zip(ports, started, strict=True)]
+        finally:
+            plain.kill()
+            os.killpg(shell.pid, signal.SIGKILL)
+
+
+def attach(*engines: tuple[str, str]) -> list[str]:
+    """The flags that name them."""
+    return [word for url, pid in engines for word in ("--attach", url, "--pid", pid)]
 
 
 def said(name: str, *flags: str) -> tuple[Campaign, Setup]:
@@ -101,13 +139,36 @@ def test_some_loss_need_not_move_anything() -> None:
     assert (row.moves, row.action(row.choices).kind) == (None, "loss")
 
 
-def test_running_engines_are_named_by_url_and_process() -> None:
-    _, setup = said("kill-worker", *ATTACH)
-    assert [(each.url, each.port, each.pid) for each in setup.attached] == [
-        ("http://127.0.0.1:1", 1, os.getpid()),
-        ("http://127.0.0.1:2", 2, os.getpid()),
+def test_running_engines_are_named_by_url_and_process(engines: list[tuple[str, str]]) -> None:
+    [(one, pid), (two, shell)] = engines
+    _, setup = said("kill-worker", *attach((one, pid), (f"{two}/", shell)))
+    assert [(each.url, f"http://127.0.0.1:{each.port}", str(each.pid)) for each in setup.attached] == [
+        (one, one, pid),
+        (two, two, shell),
     ]
     assert setup.oracle is None
+
+
+def test_a_process_that_does_not_serve_its_url_is_not_struck(engines: list[tuple[str, str]]) -> None:
+    [(one, pid), (two, shell)] = engines
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{free.getsockname()[1]}"
+        for named, option, problem in (
+            (
+                [(one, shell), (two, pid)],
+                "--pid",
+                rf"process {shell} \(sh .*\) does not listen on .*; process {pid} ",
+            ),
+            ([(one, HERE), (two, shell)], "--pid", f"process {HERE} .* does not listen on"),
+            ([(one, pid), (nobody, shell)], "--attach", "no process of ours listens on port"),
+            ([(one, pid), (one.replace("127.0.0.1", "localhost"), shell)], "--attach", "is there twice"),
+            ([(one, pid), (two, pid)], "--pid", f"{pid} is there twice"),
+        ):
+            result = CliRunner().invoke(chaos.main, ["kill-worker", *attach(*named)])
+            assert result.exit_code == 2, result.output
+            assert f"'{option}'" in result.output
+            assert re.search(problem, result.output, re.DOTALL), result.output
 
 
 @pytest.mark.parametrize(
@@ -136,6 +197,7 @@ def test_running_engines_are_named_by_url_and_process() -> None:
         ("kill-sidecar", ATTACH[:2], "--pid", "0 of them for 1 --attach"),
         ("kill-sidecar", ATTACH[:4], "--attach", "name at least two"),
         ("kill-sidecar", ["--attach", "http://10.0.0.1:3", "--pid", HERE], "--attach", "engines of this machine"),
+        ("kill-sidecar", ["--attach", "http://127.0.0.1:99999", "--pid", HERE], "--attach", "there is no such port"),
         ("kill-sidecar", ["--pid", str(2**22 + 1)], "--pid", "there is no process"),
         ("kill-sidecar", [*ATTACH, "--duration", "1s"], "--duration", "cannot be started again"),
         ("kill-sidecar", [*ATTACH, "--workers", "2"], "--workers", "either this"),

@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import pytest
+from chaos_http import Script, plain, serving
 from click.testing import CliRunner
 from rich.console import Console
 
@@ -18,6 +20,8 @@ from dyn_chaos.campaigns.demo import BODY, PLANS, STREAM, demo, verify
 from dyn_chaos.campaigns.table import CAMPAIGNS
 from dyn_chaos.cli import main
 from dyn_chaos.distribution import Distribution
+from dyn_chaos.fleet import Attached
+from dyn_chaos.processes import NotReady
 from dyn_chaos.report import Outcome
 from dyn_chaos.run import Setup, run
 from dyn_relay.config import Config
@@ -77,6 +81,20 @@ async def test_any_engine_is_asked_for_references_and_started_again(tmp_path: Pa
     [fault] = history.load(tmp_path / "history.jsonl").faults
     assert fault.until is not None
     assert fault.choice["undone"]
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ({"/health": plain(b"", "503 Busy")}, "/health is not 200 but 503"),
+        ({"/health": plain(b""), "/generate": plain(b'{"error":"Unauthorized"}', "401 Unauthorized")}, "status 401"),
+    ],
+)
+async def test_running_engines_must_be_well_and_answer(tmp_path: Path, said: Script, problem: str) -> None:
+    async with serving(said) as url:
+        with pytest.raises(ExceptionGroup) as raised:
+            await campaign(tmp_path, attached=(Attached(url, 0),) * 2, oracle=None)
+        assert raised.value.subgroup(lambda error: isinstance(error, NotReady) and problem in str(error))
 
 
 async def test_a_soak_keeps_no_answer_that_is_right(tmp_path: Path) -> None:

@@ -179,6 +179,14 @@ async def test_what_would_outlast_the_campaign_is_undone_in_any_case(
     assert [fault.until for fault in run.faults] == [None]
 
 
+async def test_also_if_it_was_not_seen_yet(autojump_clock: trio.testing.MockClock) -> None:
+    run = Run(Noted(outlasts=True, shows=False, within=60.0), Order(duration=60.0))
+    with trio.move_on_after(10):
+        await run.run(When(at=0.0))
+    assert run.action.done == ["strike 3", "undo 3"]
+    assert [(fault.proof, fault.until) for fault in run.faults] == [("", None)]
+
+
 @pytest.mark.parametrize(
     ("health", "state", "well"), [("200 OK", "ready", True), ("503 Busy", "ready", False), ("200 OK", "unready", False)]
 )

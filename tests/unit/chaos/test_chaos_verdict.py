@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.recorded_answers import record
+from tests.recorded_answers import events, record
 
 from dyn_chaos import report
 from dyn_chaos.cli import main
@@ -16,7 +16,7 @@ from dyn_chaos.report import Outcome
 from dyn_chaos.sampler import GAUGES, MIGRATIONS
 from dyn_chaos.verdict import MOVES, STRIKES, recovery_gaps, verdict
 from dyn_testkit import fold, history
-from dyn_testkit.history import Fault, History, Reference, Run, Sample
+from dyn_testkit.history import Fault, History, Record, Run, Sample, of_records
 
 URL = "http://127.0.0.1:1"
 
@@ -33,6 +33,7 @@ def attempt(number: int, **changes: Any) -> dict[str, Any]:
         "rid": f"w-{number}",
         "url": URL,
         "tokens": 1,
+        "resumed_from": number,
         "cause": None,
         **times,
         **changes,
@@ -41,8 +42,8 @@ def attempt(number: int, **changes: Any) -> dict[str, Any]:
 
 def row(attempts: int = 2, **changes: Any) -> dict[str, Any]:
     tried = [attempt(number) for number in range(attempts)]
-    return {"rid": RID, "time": 100.0, "migratable": True, "reason": "", "completion_tokens": attempts,
-            "error": "", "prompt_tokens": 3, "attempts": tried, **changes}  # fmt: skip
+    return {"rid": RID, "time": 100.0, "duration": 2.0, "outcome": "done", "migratable": True, "reason": "",
+            "completion_tokens": attempts, "error": "", "prompt_tokens": 3, "attempts": tried, **changes}  # fmt: skip
 
 
 def fault(**changes: Any) -> Fault:
@@ -54,12 +55,19 @@ def sample(**changes: float) -> Sample:
     return Sample(1.0, {**dict.fromkeys(GAUGES, 0.0), MIGRATIONS: 0.0, **changes})
 
 
+def slow() -> Record:
+    """The unary answer, which took as long as two attempts."""
+    said = events("unary")
+    said[-1]["meta_info"]["e2e_latency"] = 1.9
+    return record("unary", said)
+
+
 def seen(moves: bool | None = True, **parts: Any) -> History:
     run = Run(traced=True, began=100.0, settings={MOVES: moves, STRIKES: True})
-    got = record("unary")
+    got = slow()
     whole: dict[str, Any] = {
         "records": {got.key: got}, "references": {got.key: got}, "faults": [fault()], "rows": [row()],
-        "samples": [sample()], **parts,
+        "samples": [sample()], "ended": True, **parts,
     }  # fmt: skip
     return History(run, **whole)
 
@@ -81,6 +89,17 @@ def test_a_good_run_has_no_findings() -> None:
     [
         (seen(rows=[row(1)]), "vacuous"),
         (seen(faults=[]), "vacuous"),
+        (History(Run(), ended=True), "vacuous"),
+        (
+            seen(
+                ended=False,
+                rows=[],
+                faults=[],
+                references={"unary": record("unary"), "other": record("unary")},
+                samples=[sample(dyn_relay_requests_in_flight=1.0)],
+            ),
+            "unfinished",
+        ),
         (seen(moves=False), "migrations"),
         (seen(faults=[fault(proof="")]), "unproven"),
         (seen(faults=[fault(choice={"undone": ""})]), "unproven"),
@@ -103,7 +122,7 @@ def test_attempts_before_and_after_a_drain_are_none_of_its_business() -> None:
 
 def test_without_a_trace_the_proxy_counts_its_migrations() -> None:
     got = record("unary")
-    some = History(Run(settings={MOVES: True}), {"unary": got}, {"unary": got}, samples=[sample()])
+    some = History(Run(settings={MOVES: True}), {"unary": got}, {"unary": got}, samples=[sample()], ended=True)
     assert found(some) == ["vacuous"]
     some.samples = [sample(**{MIGRATIONS: 2.0})]
     assert found(some) == []
@@ -111,7 +130,7 @@ def test_without_a_trace_the_proxy_counts_its_migrations() -> None:
 
 
 def test_only_wrong_answers_count_as_such() -> None:
-    good, bad = record("unary"), record("incremental", status=502)
+    good, bad = slow(), record("incremental", status=502)
     some = seen(records={good.key: good, bad.key: bad}, references={good.key: good, bad.key: record("incremental")},
                 rows=[row(), row(rid="other")])  # fmt: skip
     outcome = verdict(some)
@@ -128,29 +147,35 @@ def test_a_gap_ends_with_the_next_token_wherever_that_comes_from() -> None:
 
 @pytest.mark.parametrize(("status", "exit_code"), [(200, 0), (502, 1)])
 def test_a_recorded_history_is_checked_again(tmp_path: Path, status: int, exit_code: int) -> None:
-    history.save(tmp_path / "history.jsonl", [record("unary", status=status), Reference.of(record("unary"))])
+    got = record("unary", status=status)
+    history.save(tmp_path / "history.jsonl", of_records({"unary": got}, {"unary": record("unary")}).entries())
     for path in (tmp_path, tmp_path / "history.jsonl"):
         result = CliRunner().invoke(main, ["check", str(path)])
         assert result.exit_code == exit_code, result.output
         assert ("pass" in result.output) is (exit_code == 0)
 
 
-@pytest.mark.parametrize("content", ["{}\n", None])
-def test_a_folder_without_a_history_is_refused(tmp_path: Path, content: str | None) -> None:
-    if content:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{}\n", ":1: "),
+        (None, "No such file"),
+        ("", ": nothing is in it"),
+        ('{"entry":"end"}\n', ":1: a history has one run, which comes first"),
+        ('{"entry":"run"}\n{"entry":"run"}\n', ":2: a history has one run, which comes first"),
+        ('{"entry":"run"}\n{"entry":"end"}\n{"entry":"row","row":{}}\n', ":3: an entry after the end"),
+        ('{"entry":"run"}\n' + 2 * '{"entry":"request","key":"k","body":{}}\n', ":3: 'k' is there twice"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "report"])
+def test_what_is_no_history_is_refused(tmp_path: Path, command: str, content: str | None, problem: str) -> None:
+    if content is not None:
         (tmp_path / "history.jsonl").write_text(content)
-    result = CliRunner().invoke(main, ["check", str(tmp_path)])
+    result = CliRunner().invoke(main, [command, str(tmp_path)])
     assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
     assert "history.jsonl" in result.output
-
-
-def test_a_history_survives_the_file(tmp_path: Path) -> None:
-    records = [record(mode) for mode in ("unary", "incremental")]
-    history.save(tmp_path / "h.jsonl", records)
-    assert list(history.load(tmp_path / "h.jsonl").records.values()) == records
-    history.save(tmp_path / "h.jsonl", [records[0], records[0]])
-    with pytest.raises(ValueError, match="twice"):
-        history.load(tmp_path / "h.jsonl")
+    assert problem in result.output
 
 
 def test_a_report_says_what_failed(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from dyn_testkit.history import (
     History,
     Order,
     Record,
+    Row,
     Run,
     Sample,
     load,
@@ -160,6 +161,57 @@ def test_a_corruption_is_found(name: str) -> None:
     assert objections(record(mode, said), record(mode)) == expected
 
 
+#: What is no answer: another type, or nothing, in place of what a checker reads.
+MALFORMED: dict[str, Callable[[Events], None]] = {
+    "a finish in a word": _meta("finish_reason", "length"),
+    "no count, in the middle": lambda said: said[1]["meta_info"].pop("completion_tokens"),
+    "a count that is null": _meta("completion_tokens", None, 1),
+    "a count in letters": _meta("completion_tokens", "x", 1),
+    "logprobs that are a number": _meta("output_token_logprobs", 5),
+    "a logprob without a token": _meta("output_token_logprobs", [[-1.0]], 1),
+    "a logprob in letters": _meta("output_token_logprobs", [["x", 3, None]], 1),
+    "a logprob with something else": _meta("output_token_logprobs", [[-1.0, 3, None, "more"]], 1),
+    "versions without spans": _meta("weight_versions", [{}]),
+    "versions in a word": _meta("weight_versions", "x"),
+    "an id that is a list": _all("id", ["own"]),
+    "ids that are null": lambda said: said[-1].update(output_ids=None),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_what_is_no_answer_is_found_and_the_others_are_judged(name: str) -> None:
+    malformed, wrong = events("incremental"), events("unary")
+    MALFORMED[name](malformed)
+    _another_token(wrong)
+    answers = {"incremental": record("incremental", malformed), "unary": record("unary", wrong)}
+    found = check(of_records(answers, {mode: record(mode) for mode in answers}))
+    assert {(finding.key, finding.check) for finding in found} == {
+        ("incremental", "liveness"),
+        ("unary", "tokens"),
+        ("unary", "logprobs"),
+    }
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"input_ids": "abc"},
+        {"sampling_params": [{}]},
+        {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": None}},
+        {"text": "abc", "sampling_params": None},
+    ],
+)
+def test_whatever_a_client_sends_can_be_judged(body: dict[str, Any]) -> None:
+    assert judge(record("unary", body=body), record("unary")) == []
+    history = run(WHOLE, record("unary", body=body))
+    history.arrivals = [Arrival("w1", 1.0, {"text": "abc"}), Arrival("w1", 1.0, {"input_ids": [*PROMPT, 1]})]
+    check(history)
+    assert objections(record("unary", body=body, status=502), record("unary")) == {"liveness"}
+    failure = run(failed(["cut"]), record("unary", body=body, status=502))
+    assert "liveness" in {finding.check for finding in check(failure)}
+
+
 def _jump(mode: str) -> Events:
     """A stream whose dialect changes at the last event."""
     return [*events(mode)[:-1], event("incremental" if mode == "cumulative" else "cumulative", 2, 4)]
@@ -188,6 +240,14 @@ def test_a_broken_stream_is_found(name: str) -> None:
     if name == "too many tokens":
         got.body["sampling_params"]["max_new_tokens"] = 3
     assert expected <= objections(got, record(mode))
+
+
+def test_an_answer_has_an_id_also_where_nobody_named_one() -> None:
+    body = {name: value for name, value in record("unary").body.items() if name != "rid"}
+    nameless = events("unary")
+    assert objections(record("unary", nameless, body=body), record("unary", nameless)) == set()
+    del nameless[0]["meta_info"]["id"]
+    assert objections(record("unary", nameless, body=body), record("unary", nameless)) == {"identity"}
 
 
 def test_an_event_that_takes_back_a_token_is_found() -> None:
@@ -267,6 +327,7 @@ ROW = {
     "duration": 3.0,
     "outcome": "done",
     "migratable": True,
+    "reason": "",
     "error": "",
     "completion_tokens": 4,
     "prompt_tokens": 3,
@@ -305,7 +366,7 @@ def run(row: dict[str, Any] | None, got: Record | None = None, **fields: Any) ->
     if ago := fields.pop("failed_before", 0.0):  # another request, that whose client has left
         tried = {**ATTEMPT, "rid": "third", "cause": "cut", "tokens": 0, "started": 0.0, "ended": 0.0}
         history.rows.append({**ROW, "rid": "third", "time": -ago, "completion_tokens": 0, "attempts": [tried]})
-        history.add(record("unary", key="third", left=True, body={**got.body, "rid": "third"}))
+        history.records["third"] = record("unary", key="third", left=True, body={**got.body, "rid": "third"})
         history.references["third"] = record("unary", key="third")
     history.faults = fields.pop("faults", [])
     history.arrivals = [one if isinstance(one, Arrival) else Arrival("http://a", 0.0, {"rid": one}) for one in arrived]
@@ -484,6 +545,8 @@ def test_memory_that_grows_is_found() -> None:
 def test_a_client_that_left_may_have_the_beginning_only() -> None:
     part = record("incremental", events("incremental")[:-1], done=False, error="the client left", left=True)
     assert judge(part, record("incremental")) == []
+    part.events.append('{"output_ids": [4')
+    assert judge(part, record("incremental")) == []
     wrong = events("incremental")[:-1]
     wrong[1]["output_ids"] = [99]
     assert objections(record("incremental", wrong, left=True), record("incremental")) == {"tokens"}
@@ -512,9 +575,20 @@ def test_an_answer_that_was_checked_before_needs_no_reference_but_must_still_be_
 
 
 def test_a_history_survives_the_file(tmp_path: Path) -> None:
-    history = run(WHOLE, faults=[HERE])
-    save(tmp_path / "h.jsonl", history.entries())
-    assert list(load(tmp_path / "h.jsonl").entries()) == list(history.entries())
+    for ended in (True, False):
+        history = run(WHOLE, faults=[HERE])
+        history.ended = ended
+        save(tmp_path / "h.jsonl", history.entries())
+        again = load(tmp_path / "h.jsonl")
+        assert again.ended is ended
+        assert list(again.entries()) == list(history.entries())
+
+
+def test_a_row_without_what_checkers_read_is_no_row(tmp_path: Path) -> None:
+    for name in ROW.keys() | {"attempts"}:
+        save(tmp_path / "h.jsonl", [Run(), Row({key: value for key, value in WHOLE.items() if key != name})])
+        with pytest.raises(ValueError, match=f"h.jsonl:2: .*`{name}`"):
+            load(tmp_path / "h.jsonl")
 
 
 def test_every_check_has_its_corruption() -> None:
