@@ -65,6 +65,7 @@ _REPEATED: dict[str, Any] = {
     "return_prompt_token_ids": True,
     "lora_path": "adapter",
     **some.STRANGE,
+    "priority": -3,  # within what a typed router takes
 }
 _SAMPLED: dict[str, Any] = {
     "max_new_tokens": 9,
