@@ -47,7 +47,7 @@ def event(mode: str, low: int, high: int) -> dict[str, Any]:
             "e2e_latency": 0.25,
             "routed_experts": "AAAAAAEAAAA=",
         }
-    return {"output_ids": IDS[ids_from:high], "meta_info": meta}
+    return {"output_ids": IDS[ids_from:high], "meta_info": meta, "prompt_token_ids": PROMPT}
 
 
 def events(mode: str) -> list[dict[str, Any]]:
@@ -72,7 +72,10 @@ def record(mode: str, said: list[dict[str, Any]] | None = None, **changes: Any) 
         "key": mode,
         "body": body,
         "status": 200,
-        "headers": {"content-type": "text/event-stream; charset=utf-8" if streaming else "application/json"},
+        "headers": {
+            "content-type": "text/event-stream; charset=utf-8" if streaming else "application/json",
+            "x-dyn-relay-migratable": "yes",
+        },
         "events": texts if streaming else [],
         "done": streaming,
         "text": "" if streaming else texts[0],

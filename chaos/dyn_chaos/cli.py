@@ -31,7 +31,7 @@ from dyn_chaos.commands import command
 from dyn_chaos.namespaces import Unable
 from dyn_chaos.processes import NotReady
 from dyn_chaos.report import Outcome
-from dyn_chaos.run import HISTORY, Setup, run
+from dyn_chaos.run import HISTORY, SUMMARY, Setup, run
 from dyn_chaos.verdict import verdict
 from dyn_testkit import fold, history
 from dyn_testkit.history import Fault
@@ -95,13 +95,13 @@ def check_command(recorded: Path) -> None:
 def report_command(recorded: Path) -> None:
     """Check a recorded history (a JSONL file, or a folder with history.jsonl) and draw it: report.html beside it."""
     source = recorded / "history.jsonl" if recorded.is_dir() else recorded
+    page = source.with_name(html.REPORT)
     try:
         seen = history.load(source)
         outcome = verdict(seen)
+        page.write_text(html.render(seen, outcome.findings), encoding="utf-8")
     except (OSError, ValueError, fold.Incomplete) as error:
         raise click.ClickException(str(error)) from None
-    page = source.with_name(html.REPORT)
-    page.write_text(html.render(seen, outcome.findings), encoding="utf-8")
     click.echo(f"{page}: {len(seen.records)} requests, {len(outcome.findings)} findings")
     if not outcome.ok:
         sys.exit(1)
@@ -164,7 +164,13 @@ def demo_command() -> None:
 def _evidence(out: Path | None) -> Iterator[Path]:
     """Where a campaign leaves what it recorded: `out`, or a new folder that goes if the block is left without error."""
     folder = out or Path(tempfile.mkdtemp(prefix="dyn-chaos-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Of an earlier run: they would pass for this one's, should it be broken off.
+        for name in (HISTORY, SUMMARY, html.REPORT):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise click.BadParameter(str(error), param_hint="'--out'") from None
     try:
         yield folder
     except BaseException:

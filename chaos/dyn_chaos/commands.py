@@ -19,7 +19,7 @@ from dyn_chaos import options, processes
 from dyn_chaos.actions.signals import DEADLY, members
 from dyn_chaos.campaigns.base import Campaign, Choices, Load, When
 from dyn_chaos.fleet import Attached
-from dyn_chaos.mix import STREAMING
+from dyn_chaos.mix import SHORTEST, STREAMING
 from dyn_chaos.run import Setup
 from dyn_relay.config import Config, ConfigError, load
 from dyn_testkit.engine import Model
@@ -27,6 +27,9 @@ from dyn_testkit.oracle import Oracle
 
 #: Of a mock worker, if nothing else is said: 256 tokens take more than a second.
 TICK = ("--tick", "0.005")
+
+#: What a campaign tells its proxy itself.
+OURS = ("host", "port", "worker_urls", "trace_file")
 
 #: Of a context: what was said on the command line.
 _WORDS = "dyn_chaos.words"
@@ -104,14 +107,19 @@ def _load(row: Campaign, given: dict[str, Any]) -> Load:
     wanted = dataclasses.replace(row.load, **{name: given[name] for name in given if name in names})
     if wanted.users and wanted.sse and not set(wanted.users) & set(STREAMING):
         raise _bad("--user", f"{wanted.users[0]} sends no streams; say --sse 0, or add one of {', '.join(STREAMING)}")
-    if wanted.tokens.low < 1:
-        raise _bad("--tokens", "at least 1")
+    for option, numbers, least in (("--tokens", wanted.tokens, 1), ("--prompt", wanted.prompt, SHORTEST)):
+        if numbers.low < least:
+            raise _bad(option, f"at least {least}")
+        if not (numbers.low.is_integer() and numbers.high.is_integer()):
+            raise _bad(option, f"{numbers} are no whole numbers")
     return wanted
 
 
 def _setup(campaign: Campaign, given: dict[str, Any]) -> Setup:
     attached = _attached(campaign, given)
     cmd = tuple(given["engine_cmd"] or ())
+    if given["engine_cmd"] == []:
+        raise _bad("--engine-cmd", "it is empty")
     if cmd and attached:
         raise _bad("--engine-cmd", "either this or --attach")
     if given["engine_flags"] and (cmd or attached):
@@ -180,11 +188,20 @@ def _config(flags: tuple[str, ...]) -> Config:
     """What the proxy's flags come to."""
     serve = dyn_relay.cli.main.commands["serve"]
     try:
-        said = serve.make_context("dyn-relay serve", list(flags)).params
+        context = serve.make_context("dyn-relay serve", list(flags))
+        said = context.params
         given = {name: value for name, value in said.items() if value not in (None, ()) and name != "config"}
-        return load(given, os.environ, said["config"]).config
+        config = load(given, os.environ, said["config"]).config
     except (click.UsageError, ConfigError) as error:
         raise _bad("--relay-flag", getattr(error, "message", str(error))) from None
+    except click.exceptions.Exit:  # --help
+        raise _bad("--relay-flag", f"{shlex.join(flags)} serves nothing") from None
+    for name in OURS:
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise _bad("--relay-flag", f"--{name.replace('_', '-')} is the campaign's to say")
+    if config.api_key or config.admin_api_key:
+        raise _bad("--relay-flag", "the campaign's clients have no key (--api-key, --admin-api-key, or DYN_*)")
+    return config
 
 
 def _oracle(flags: tuple[str, ...]) -> Oracle:
@@ -193,6 +210,8 @@ def _oracle(flags: tuple[str, ...]) -> Oracle:
         said = dyn_testkit.cli.main.make_context("dyn-mock-worker", list(flags)).params
     except click.UsageError as error:
         raise _bad("--engine-flag", error.format_message()) from None
+    except click.exceptions.Exit:  # --help
+        raise _bad("--engine-flag", f"{shlex.join(flags)} serves nothing") from None
     return Oracle(
         Model(vocab_size=said["vocab_size"], eos_rate=said["eos_rate"], context_length=said["context_length"]),
         weight_version=said["weight_version"],

@@ -20,6 +20,8 @@ SENDERS = tuple(name for name in USERS if name not in ("stopping", "penalized", 
 STREAMING = ("slime", "slime_agent", "miles", "greedy")
 #: Prompts begin with numbers of their own, so that none is the beginning of another one.
 NUMBERED = 3
+#: The fewest ids that a prompt may have.
+SHORTEST = NUMBERED + 1
 VOCABULARY = 1024
 
 
@@ -40,10 +42,10 @@ def draw(load: Load, seed: int) -> Iterator[Plan]:
 def _plan(load: Load, seed: int, number: int, stream: bool, users: list[str], random: Random) -> Plan:
     key = f"{number:06d}-{'sse' if stream else 'unary'}"
     numbers = [number // VOCABULARY**2, number // VOCABULARY % VOCABULARY, number % VOCABULARY]
-    rest = max(1, load.prompt.whole(random) - NUMBERED)
+    rest = load.prompt.whole(random) - NUMBERED
     wish = Wish(
         prompt=[*numbers, *(random.randrange(3, VOCABULARY) for _ in range(rest))],
-        tokens=max(1, load.tokens.whole(random)),
+        tokens=load.tokens.whole(random),
         rid=f"chaos-{seed}-{key}",
         stream=stream,
         vocabulary=VOCABULARY,

@@ -19,7 +19,7 @@ LISTENING = re.compile(r"listening on (https?://\S+)")
 
 
 class NotReady(Exception):
-    """A process ended before it said that it was ready; the message holds the end of its output."""
+    """A process cannot be started, or ended before it said that it was ready: then with the end of its output."""
 
 
 class Child:
@@ -61,9 +61,12 @@ class Child:
         env: Mapping[str, str],
         task_status: trio.TaskStatus[Child],
     ) -> None:
-        process = await trio.lowlevel.open_process(
-            list(argv), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, env=env
-        )
+        try:
+            process = await trio.lowlevel.open_process(
+                list(argv), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, env=env
+            )
+        except OSError as error:
+            raise NotReady(f"{name} cannot be started: {error}") from None
         child = cls(name, process, log)
         try:
             await child._read(ready, task_status)

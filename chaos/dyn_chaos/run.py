@@ -12,7 +12,7 @@ import math
 import shlex
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,14 +95,14 @@ async def run(campaign: Campaign, setup: Setup, out: Path, heard: Listener = lam
             about = _about(campaign, setup, workers, wall)
             with Recorder(out / HISTORY, references, about, whole=campaign.load.requests is not None) as recorder:
                 stage = Stage(relay, workers, http, plans, begin, random, recorder, heard)
-                await _play(campaign, setup, stage)
-                recorder.note(await sampler.settled(http, relay.url, relay.child.pid, begin))
-                relay.child.send(signal.SIGTERM)
-                with trio.move_on_after(END):
-                    await relay.child.wait()
+                died = await _while_it_lives(relay, partial(_play, campaign, setup, stage))
+                if died is None:
+                    relay.child.send(signal.SIGTERM)
+                    with trio.move_on_after(END):
+                        await relay.child.wait()
                 for row in _rows(out / "relay.jsonl"):
                     recorder.note(Row(row))
-                recorder.note(End())
+                recorder.note(End(died))
         nursery.cancel_scope.cancel()
     return finish(out)
 
@@ -130,8 +130,28 @@ class Stage:
     heard: Listener
 
 
+async def _while_it_lives(relay: engines.Server, play: Callable[[], Awaitable[None]]) -> int | None:
+    """Play until the proxy ends by itself; says with what, None if it does not."""
+    try:
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                await relay.child.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            await play()
+            nursery.cancel_scope.cancel()
+    except* httpx.TransportError:  # who asks a dying proxy may hear of it first
+        with trio.move_on_after(END):
+            await relay.child.wait()
+        if relay.child.alive:
+            raise
+    return None if relay.child.alive else await relay.child.wait()
+
+
 async def _play(campaign: Campaign, setup: Setup, stage: Stage) -> None:
-    """The load and what disturbs it, until both are over."""
+    """The load and what disturbs it, until both are over, and the proxy has tidied up."""
     load = campaign.load
 
     def note(fault: Fault) -> None:
@@ -170,6 +190,7 @@ async def _play(campaign: Campaign, setup: Setup, stage: Stage) -> None:
             await clients.run()
             ended.set()
         samples.cancel_scope.cancel()
+    stage.recorder.note(await sampler.settled(stage.http, stage.relay.url, stage.relay.child.pid, stage.begin))
 
 
 @asynccontextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 from dyn_chaos.actions.drain import KIND as DRAIN
+from dyn_chaos.actions.drain import LIVE
 from dyn_chaos.nemesis import CERTAIN, UNDONE
 from dyn_chaos.report import Outcome
 from dyn_chaos.sampler import GAUGES, MIGRATIONS
@@ -32,7 +34,9 @@ def verdict(history: History, name: str = "") -> Outcome:
     """
     outcome = Outcome(name or history.run.name or "history")
     outcome.expect(bool(history.records), "vacuous", "no request came to its end")
-    if history.ended:
+    if history.end:
+        if history.end.died is not None:
+            outcome.expect(False, "relay", f"the proxy ended in mid-campaign, {_status(history.end.died)}")
         outcome.findings += checkers.check(history)
         _run(history, outcome)
     else:
@@ -40,6 +44,10 @@ def verdict(history: History, name: str = "") -> Outcome:
         outcome.findings += checkers.check(history, checkers.CHECKERS.keys() - OF_THE_END)
     _answers(history, outcome)
     return outcome
+
+
+def _status(code: int) -> str:
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
 
 
 def _run(history: History, outcome: Outcome) -> None:
@@ -50,6 +58,8 @@ def _run(history: History, outcome: Outcome) -> None:
             outcome.expect(row["migratable"], "unprotected", f"reason {row['reason']}", row["rid"])
     if history.samples:
         _idle(history.samples[-1].values, outcome)
+    elif history.run.settings.get(STRIKES):
+        outcome.expect(False, "gauges", "there are no samples of the proxy")
     _moved(history, outcome)
 
 
@@ -76,6 +86,8 @@ def _faults(history: History, outcome: Outcome) -> None:
         outcome.expect(
             bool(fault.choice.get(UNDONE, "not undone")), "unproven", f"{what} is not seen to be over", fault.target
         )
+        met = any(_met(fault, record) for record in history.records.values())
+        outcome.expect(met and fault.choice.get(LIVE) != 0, "vacuous", f"{what} met no request", fault.target)
         if fault.kind == DRAIN:
             for rid in _dispatched(history, fault):
                 outcome.expect(False, "drain", f"was sent to {fault.target} while that was draining", rid)
@@ -85,6 +97,11 @@ def _faults(history: History, outcome: Outcome) -> None:
         if len(history.faults) == 1:
             done = [f"{fault.kind} of {fault.target} ({fault.proof})" for fault in history.faults]
         outcome.facts["done"] = ", ".join(done) or "nothing"
+
+
+def _met(fault: Fault, record: Record) -> bool:
+    """The request was under way while the fault was in effect."""
+    return fault.at <= record.ended and record.sent <= (math.inf if fault.until is None else fault.until)
 
 
 def _dispatched(history: History, fault: Fault) -> Iterator[str]:

@@ -64,11 +64,15 @@ class Meta(_Always, total=False):
     routed_experts: str
 
 
-class Event(TypedDict):
-    """An event of a stream, or a unary answer."""
-
+class _Event(TypedDict):
     output_ids: list[int]
     meta_info: Meta
+
+
+class Event(_Event, total=False):
+    """An event of a stream, or a unary answer."""
+
+    prompt_token_ids: list[int]
 
 
 #: How `Incomplete` begins where a stream ends with the engine's own error in place of a finish (SGLang 0.5.23).

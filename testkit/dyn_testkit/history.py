@@ -146,8 +146,9 @@ class AttemptFields(TypedDict):
     first_token: float | None
     last_token: float | None
     ended: float
-    tokens: int
+    #: Tokens that were delivered before it, and those that it gave.
     resumed_from: int
+    tokens: int
     #: Why it ended; None: as it should.
     cause: str | None
 
@@ -160,6 +161,8 @@ class RowFields(TypedDict):
     duration: float
     rid: str
     outcome: str
+    #: What the client saw; 0: none.
+    status: int
     migratable: bool
     #: Why it is not.
     reason: str
@@ -168,6 +171,7 @@ class RowFields(TypedDict):
     prompt_tokens: int
     #: None if they were not counted.
     completion_tokens: int | None
+    cached_tokens: int | None
     attempts: list[AttemptFields]
 
 
@@ -198,6 +202,9 @@ class Sample(Entry, frozen=True, tag="sample"):
 class End(Entry, frozen=True, tag="end"):
     """The run came to its end: what is not before this did not happen. Without it, the run was broken off."""
 
+    #: With what the router's process ended before it was told to, negative for a signal; None: it did not.
+    died: int | None = None
+
 
 _Line = Run | Record | Reference | Fault | Row | Arrival | Order | Sample | End
 
@@ -214,7 +221,7 @@ class History:
     arrivals: list[Arrival] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    ended: bool = False
+    end: End | None = None
     #: What checkers have worked out of the above, for each other; a history that is checked no longer grows.
     subjects: list[Any] | None = field(default=None, repr=False, compare=False)
 
@@ -224,7 +231,7 @@ class History:
         Raises `ValueError` if a key comes twice, or anything after the end, `msgspec.ValidationError` if a row lacks
         something.
         """
-        if self.ended:
+        if self.end:
             raise ValueError("an entry after the end")
         match entry:
             case Run():
@@ -245,7 +252,7 @@ class History:
             case Sample():
                 self.samples.append(entry)
             case End():
-                self.ended = True
+                self.end = entry
 
     def entries(self) -> Iterator[Entry]:
         """All entries, in the order in which they are saved."""
@@ -257,8 +264,8 @@ class History:
         yield from self.orders
         yield from map(Row, self.rows)
         yield from self.samples
-        if self.ended:
-            yield End()
+        if self.end:
+            yield self.end
 
 
 def _put(records: dict[str, Record], record: Record) -> None:
@@ -269,7 +276,7 @@ def _put(records: dict[str, Record], record: Record) -> None:
 
 def of_records(records: Mapping[str, Record], references: Mapping[str, Record], tolerance: float = 0.0) -> History:
     """A history of answers alone, all of them."""
-    return History(Run(tolerance=tolerance), dict(records), dict(references), ended=True)
+    return History(Run(tolerance=tolerance), dict(records), dict(references), end=End())
 
 
 def save(path: Path, entries: Iterable[Entry]) -> None:

@@ -10,6 +10,8 @@ from dyn_chaos.actions.base import SEEN, Scene
 from dyn_chaos.fleet import Engine
 
 KIND = "drain"
+#: In `Fault.choice`: how many requests were there, which must end in peace.
+LIVE = "live requests"
 
 
 class Drain:
@@ -23,7 +25,7 @@ class Drain:
         """Remove it."""
         live = (await audit.loads(scene.http, scene.relay)).get(engine.url, 0)
         (await scene.http.delete(f"{scene.relay}/workers/{quote(engine.url, safe='')}")).raise_for_status()
-        return {"live requests": int(live)}
+        return {LIVE: int(live)}
 
     async def undo(self, scene: Scene, engine: Engine) -> None:
         """Add it."""

@@ -31,7 +31,7 @@ def widest_difference(got: fold.Answer, want: fold.Answer) -> float:
         mine, theirs = _entries(got.meta.get(name)), _entries(want.meta.get(name))
         if len(mine) != len(theirs):
             return math.inf
-        for (a, _), (b, _) in zip(mine, theirs, strict=True):
+        for (a, *_), (b, *_) in zip(mine, theirs, strict=True):
             if (a is None) != (b is None):
                 return math.inf
             if a is not None and b is not None:
@@ -59,35 +59,38 @@ def _differences(got: Any, want: Any, tolerance: float) -> Iterator[str]:
         if len(left) != len(right):
             yield f"[{i}]: {len(left)} entries against {len(right)}"
             return
-        for (a, token), (b, other) in zip(left, right, strict=True):
+        for (a, token, text), (b, other, other_text) in zip(left, right, strict=True):
             if (a is None) != (b is None) or (a is not None and b is not None and not abs(a - b) <= tolerance):
                 yield f"[{i}]: {a} against {b}"
                 return
             if token != other and not _tied(left, right, tolerance):
                 yield f"[{i}]: token {token} against {other}"
                 return
+            if token == other and text != other_text:
+                yield f"[{i}]: {text!r} against {other_text!r}"
+                return
 
 
-def _tied(left: list[tuple[float | None, int]], right: list[tuple[float | None, int]], tolerance: float) -> bool:
+def _tied(left: list[fold.Logprob], right: list[fold.Logprob], tolerance: float) -> bool:
     """Top tokens may trade places where their logprobs are equal within the tolerance.
 
     Ranks were compared by value before, so it is enough that every token that differs has an equal in another rank.
     """
-    for rank, ((value, token), (_, other)) in enumerate(zip(left, right, strict=True)):
-        others = [v for at, (v, _) in enumerate(left) if at != rank]
+    for rank, ((value, token, _), (_, other, _)) in enumerate(zip(left, right, strict=True)):
+        others = [v for at, (v, *_) in enumerate(left) if at != rank]
         if token != other and not any(value is None or v is None or abs(value - v) <= 2 * tolerance for v in others):
             return False
     return True
 
 
-def _entries(rows: Any) -> list[tuple[float | None, int]]:
-    """(logprob, token) of all entries, rows of top logprobs flattened."""
-    flat: list[tuple[float | None, int]] = []
+def _entries(rows: Any) -> list[fold.Logprob]:
+    """All entries, rows of top logprobs flattened."""
+    flat: list[fold.Logprob] = []
     for row in rows or []:
         if row is None:
             continue
         entries = row if row and isinstance(row[0], list) else [row]
-        flat += [(entry[0], entry[1]) for entry in entries if entry]
+        flat += map(tuple, entries)
     return flat
 
 

@@ -13,7 +13,7 @@ from dyn_relay.config import Config
 from dyn_testkit import checkers
 from dyn_testkit.checkers import Finding
 from dyn_testkit.determinism import run_seeded
-from dyn_testkit.history import Arrival, Fault, History, Order, Reference, Run, Sample
+from dyn_testkit.history import Arrival, End, Fault, History, Order, Reference, Run, Sample
 from dyn_testkit.oracle import Oracle
 from dyn_testkit.simnet import NetEvent
 from dyn_testkit.simulation.nemeses import AUDITOR, HARMS, KINDS, LASTING, PROOFS, Missed, Validated
@@ -83,7 +83,7 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
                 Order(worker.url, body.get("rid", "")) for worker in world.workers for body in worker.aborts
             ]
             history.samples = [Sample(trio.current_time(), dict(world.router.gauges))]
-            history.ended = True
+            history.end = End()
         fleet.cancel_scope.cancel()
     ran.duration = trio.current_time()
 

@@ -65,7 +65,7 @@ async def test_nothing_is_left_of_a_campaign_that_a_signal_ends(tmp_path: Path, 
     assert f"Error: broken off by {sig.name}\n" in said
     assert "Traceback" not in said
     assert f"kept in {tmp_path}: history.jsonl" in said
-    assert not history.load(tmp_path / "history.jsonl").ended
+    assert history.load(tmp_path / "history.jsonl").end is None
 
 
 def test_what_was_seen_is_in_the_file_at_once(tmp_path: Path) -> None:

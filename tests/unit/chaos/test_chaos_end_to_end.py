@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
+import signal
 import sys
 from itertools import chain
 from pathlib import Path
@@ -15,6 +17,7 @@ from chaos_http import Script, plain, serving
 from click.testing import CliRunner
 from rich.console import Console
 
+from dyn_chaos import processes
 from dyn_chaos.campaigns.base import Load, Order, When
 from dyn_chaos.campaigns.demo import BODY, PLANS, STREAM, demo, verify
 from dyn_chaos.campaigns.table import CAMPAIGNS
@@ -27,7 +30,7 @@ from dyn_chaos.run import Setup, run
 from dyn_relay.config import Config
 from dyn_testkit import history
 from dyn_testkit.engine import Model
-from dyn_testkit.history import Record
+from dyn_testkit.history import Fault, Record
 from dyn_testkit.oracle import Oracle
 
 #: A kill takes one request and one system call; the streams last about 50 times as long on an idle machine.
@@ -39,8 +42,9 @@ LOAD = Load(requests=6, tokens=Distribution(TOKENS, TOKENS))
 async def campaign(out: Path, name: str = "kill-sidecar", load: Load = LOAD, **changes: Any) -> Outcome:
     row = dataclasses.replace(CAMPAIGNS[name], load=load)
     row = dataclasses.replace(row, **{key: changes.pop(key) for key in ("when", "order") if key in changes})
+    heard = changes.pop("heard", lambda fault: None)
     settings: dict[str, Any] = {"mock": MOCK, "oracle": Oracle(Model()), "relay": row.relay, **changes}
-    return await run(row, Setup(**settings), out)
+    return await run(row, Setup(**settings), out, heard)
 
 
 def checks(outcome: Outcome) -> set[str]:
@@ -68,6 +72,19 @@ async def test_lost_streams_are_found(tmp_path: Path) -> None:
     outcome = await campaign(tmp_path, relay=("--migration-limit", "0"), config=Config(migration_limit=0))
     assert "liveness" in checks(outcome)
     assert outcome.facts["failed loudly"] > 0
+
+
+async def test_a_proxy_that_dies_is_found(tmp_path: Path) -> None:
+    def kill_it(fault: Fault) -> None:
+        [pid] = [pid for pid in processes.everybody() if str(tmp_path / "relay.jsonl") in processes.title(pid)]
+        os.kill(pid, signal.SIGKILL)
+
+    outcome = await campaign(tmp_path, heard=kill_it)
+    assert [finding.message for finding in outcome.findings if finding.check == "relay"] == [
+        "the proxy ended in mid-campaign, by SIGKILL"
+    ]
+    assert "liveness" in checks(outcome)
+    assert (tmp_path / "report.html").exists()
 
 
 async def test_any_engine_is_asked_for_references_and_started_again(tmp_path: Path) -> None:

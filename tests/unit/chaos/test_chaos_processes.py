@@ -47,6 +47,12 @@ async def test_a_process_that_ends_before_it_is_ready_tells_why(tmp_path: Path) 
             await start(nursery, tmp_path, "print('no such flag')")
 
 
+async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async with trio.open_nursery() as nursery:
+        with pytest.raises(NotReady, match=r"child cannot be started: .*'/no/such/program'"):
+            await Child.start(nursery, "child", ["/no/such/program"], log=tmp_path / "child.log", ready=None)
+
+
 async def test_kill_ends_the_whole_group(tmp_path: Path) -> None:
     async with trio.open_nursery() as nursery:
         nursery.cancel_scope.deadline = trio.current_time() + 20  # one that lives on would keep its output open

@@ -16,7 +16,8 @@ from dyn_chaos.report import Outcome
 from dyn_chaos.sampler import GAUGES, MIGRATIONS
 from dyn_chaos.verdict import MOVES, STRIKES, recovery_gaps, verdict
 from dyn_testkit import fold, history
-from dyn_testkit.history import Fault, History, Record, Run, Sample, of_records
+from dyn_testkit.checkers.rows import HEADER
+from dyn_testkit.history import End, Fault, History, Record, Run, Sample, of_records
 
 URL = "http://127.0.0.1:1"
 
@@ -32,18 +33,21 @@ def attempt(number: int, **changes: Any) -> dict[str, Any]:
         "worker": "w",
         "rid": f"w-{number}",
         "url": URL,
-        "tokens": 1,
-        "resumed_from": number,
+        "resumed_from": 2 * number,
+        "tokens": 2,
         "cause": None,
         **times,
         **changes,
     }
 
 
-def row(attempts: int = 2, **changes: Any) -> dict[str, Any]:
-    tried = [attempt(number) for number in range(attempts)]
-    return {"rid": RID, "time": 100.0, "duration": 2.0, "outcome": "done", "migratable": True, "reason": "",
-            "completion_tokens": attempts, "error": "", "prompt_tokens": 3, "attempts": tried, **changes}  # fmt: skip
+def row(**changes: Any) -> dict[str, Any]:
+    return {"rid": RID, "time": 100.0, "duration": 2.0, "outcome": "done", "status": 200, "migratable": True,
+            "reason": "", "error": "", "prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0,
+            "attempts": [attempt(0), attempt(1)], **changes}  # fmt: skip
+
+
+UNPROTECTED = record("unary", headers={"content-type": "application/json", HEADER: "no; reason=stop"}, ended=2.0)
 
 
 def fault(**changes: Any) -> Fault:
@@ -59,7 +63,7 @@ def slow() -> Record:
     """The unary answer, which took as long as two attempts."""
     said = events("unary")
     said[-1]["meta_info"]["e2e_latency"] = 1.9
-    return record("unary", said)
+    return record("unary", said, ended=2.0)
 
 
 def seen(moves: bool | None = True, **parts: Any) -> History:
@@ -67,7 +71,7 @@ def seen(moves: bool | None = True, **parts: Any) -> History:
     got = slow()
     whole: dict[str, Any] = {
         "records": {got.key: got}, "references": {got.key: got}, "faults": [fault()], "rows": [row()],
-        "samples": [sample()], "ended": True, **parts,
+        "samples": [sample()], "end": End(), **parts,
     }  # fmt: skip
     return History(run, **whole)
 
@@ -87,12 +91,12 @@ def test_a_good_run_has_no_findings() -> None:
 @pytest.mark.parametrize(
     ("some", "check"),
     [
-        (seen(rows=[row(1)]), "vacuous"),
+        (seen(rows=[row(attempts=[attempt(0, tokens=4)])]), "vacuous"),
         (seen(faults=[]), "vacuous"),
-        (History(Run(), ended=True), "vacuous"),
+        (History(Run(), end=End()), "vacuous"),
         (
             seen(
-                ended=False,
+                end=None,
                 rows=[],
                 faults=[],
                 references={"unary": record("unary"), "other": record("unary")},
@@ -100,10 +104,15 @@ def test_a_good_run_has_no_findings() -> None:
             ),
             "unfinished",
         ),
+        (seen(end=End(-9)), "relay"),
+        (seen(end=End(1)), "relay"),
+        (seen(faults=[fault(at=5.0)]), "vacuous"),
+        (seen(faults=[fault(at=-2.0, until=-1.0)]), "vacuous"),
+        (seen(faults=[fault(kind="drain", choice={"live requests": 0})]), "vacuous"),
         (seen(moves=False), "migrations"),
         (seen(faults=[fault(proof="")]), "unproven"),
         (seen(faults=[fault(choice={"undone": ""})]), "unproven"),
-        (seen(rows=[row(migratable=False, reason="stop")]), "unprotected"),
+        (seen(rows=[row(migratable=False, reason="stop")], records={"unary": UNPROTECTED}), "unprotected"),
         (seen(samples=[sample(dyn_relay_requests_in_flight=1.0)]), "leases"),
         (seen(faults=[fault(kind="drain", choice={"certain": [0.5, None]})]), "drain"),
     ],
@@ -113,6 +122,7 @@ def test_what_must_not_be_is_found(some: History, check: str) -> None:
 
 
 def test_a_gauge_that_is_missing_is_found() -> None:
+    assert found(seen(samples=[])) == ["gauges"]
     assert found(seen(samples=[Sample(1.0, {MIGRATIONS: 1.0})])) == ["gauges", "gauges"]
 
 
@@ -122,7 +132,7 @@ def test_attempts_before_and_after_a_drain_are_none_of_its_business() -> None:
 
 def test_without_a_trace_the_proxy_counts_its_migrations() -> None:
     got = record("unary")
-    some = History(Run(settings={MOVES: True}), {"unary": got}, {"unary": got}, samples=[sample()], ended=True)
+    some = History(Run(settings={MOVES: True}), {"unary": got}, {"unary": got}, samples=[sample()], end=End())
     assert found(some) == ["vacuous"]
     some.samples = [sample(**{MIGRATIONS: 2.0})]
     assert found(some) == []

@@ -162,6 +162,21 @@ def test_evidence_is_kept_if_and_only_if_something_was_found(seen: dict[str, obj
         assert re.search(r"seed=0 commit=\S+ dyn-chaos\b", result.output)
 
 
+def test_an_earlier_run_does_not_pass_for_one_that_is_broken_off(
+    seen: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run(row: Campaign, setup: Setup, out: Path, heard: Listener) -> Outcome:
+        seen["logs"] = out
+        raise NotReady("it has ended")
+
+    for name in ("history.jsonl", "summary.json", "report.html", "mine"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(chaos, "run", run)
+    result = CliRunner().invoke(chaos.main, ["kill-worker", "--out", str(tmp_path)])
+    assert result.exit_code == 1, result.output
+    assert f"kept in {tmp_path}: mine\n" in result.output
+
+
 def test_a_folder_that_was_named_stays(seen: dict[str, object], tmp_path: Path) -> None:
     result = CliRunner().invoke(chaos.main, ["kill-worker", "--out", str(tmp_path / "a" / "b")])
     assert result.exit_code == 0, result.output

@@ -15,6 +15,7 @@ from dyn_testkit.checkers import CHECKERS, Finding, check
 from dyn_testkit.checkers.logprobs import widest_difference
 from dyn_testkit.history import (
     Arrival,
+    End,
     Fault,
     History,
     Order,
@@ -91,6 +92,17 @@ def _token_of_top_logprob(said: Events) -> None:
     said[-1]["meta_info"]["output_top_logprobs"][-1][1][1] += 1
 
 
+def _text_of_logprob(said: Events) -> None:
+    said[-1]["meta_info"]["output_token_logprobs"][-1][2] = "text"
+
+
+def _prompt(ids: list[int], at: int = -1) -> Callable[[Events], None]:
+    def corrupt(said: Events) -> None:
+        said[at]["prompt_token_ids"] = ids
+
+    return corrupt
+
+
 def _all(name: str, value: object) -> Callable[[Events], None]:
     def corrupt(said: Events) -> None:
         for each in said:
@@ -143,10 +155,49 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Events], None], set[str]]] = {
         _meta("weight_versions", [{"version": "a", "start": 0, "end": 1}, {"version": "b", "start": 2, "end": 4}]),
         {"spans"},
     ),
+    "other weights": ("unary", _all("weight_versions", [{"version": "other", "start": 0, "end": 4}]), {"spans"}),
+    "other weights, in a word": ("incremental", _all("weight_version", "other"), {"spans"}),
+    "weights in two parts": (
+        "unary",
+        _meta(
+            "weight_versions",
+            [{"version": "default", "start": 0, "end": 1}, {"version": "default", "start": 1, "end": 4}],
+        ),
+        {"spans"},
+    ),
+    "the prompt of the continuation": ("cumulative", _prompt([*PROMPT, *IDS[:1]], 1), {"snapshot"}),
+    "the prompt of the continuation, at the end": ("unary", _prompt([*PROMPT, *IDS[:1]]), {"snapshot"}),
+    "the cache of the continuation": ("incremental", _meta("cached_tokens", 3), {"snapshot"}),
+    "more in the cache than there is": ("unary", _meta("cached_tokens", 4), {"snapshot"}),
+    "less than nothing in the cache": ("unary", _meta("cached_tokens", -1), {"snapshot"}),
+    "the text of a logprob": ("unary", _text_of_logprob, {"logprobs"}),
+    "a key lost in the middle": ("incremental", lambda said: said[1]["meta_info"].pop("cached_tokens"), {"keys"}),
     "expert rows": ("incremental", _meta("routed_experts", "AAAAAAIAAAA="), {"experts"}),
     "a key lost": ("unary", _no_key, {"keys"}),
     "a key added": ("cumulative", _new_key, {"keys"}),
 }
+
+
+#: What a stream may have of an oracle's, which is unary, has no name of its own, and measures nothing.
+STREAMED: dict[str, tuple[Callable[[Events], object], set[str]]] = {
+    "as it is": (lambda said: None, set()),
+    "a key added to an inner event": (_meta("resumed", True, 1), {"keys"}),
+    "a key added to the first event": (_meta("resumed", True, 0), {"keys"}),
+    "a key added at the top": (lambda said: said[1].update(index=1), {"keys"}),
+    "versions before the end": (_meta("weight_versions", [], 1), {"keys"}),
+    "a key lost in the first event": (lambda said: said[0]["meta_info"].pop("weight_version"), {"keys"}),
+}
+
+
+@pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.parametrize("mode", STREAMS)
+def test_a_stream_has_the_keys_of_an_oracle_s_answer(mode: str, name: str) -> None:
+    corrupt, expected = STREAMED[name]
+    said, oracle = events(mode), events("unary")
+    corrupt(said)
+    for measured in ("e2e_latency", "cached_tokens", "num_retractions", "id"):
+        del oracle[0]["meta_info"][measured]
+    assert objections(record(mode, said), record("unary", oracle)) == expected
 
 
 def _null(said: Events, name: str) -> None:
@@ -326,11 +377,13 @@ ROW = {
     "time": 0.0,
     "duration": 3.0,
     "outcome": "done",
+    "status": 200,
     "migratable": True,
     "reason": "",
     "error": "",
     "completion_tokens": 4,
     "prompt_tokens": 3,
+    "cached_tokens": 0,
 }
 ATTEMPT = {
     "number": 0,
@@ -342,11 +395,13 @@ ATTEMPT = {
     "first_token": 0.1,
     "last_token": 0.9,
     "ended": 1.0,
-    "tokens": 4,
     "resumed_from": 0,
+    "tokens": 4,
 }
 SECOND = {**ATTEMPT, "number": 1, "rid": "other", "started": 2.0, "first_token": 2.1, "last_token": 2.9, "ended": 3.0}
 WHOLE = {**ROW, "attempts": [ATTEMPT]}
+#: It moved after one token.
+MOVED = {**ROW, "attempts": [{**ATTEMPT, "tokens": 1}, {**SECOND, "resumed_from": 1, "tokens": 3}]}
 LOUD = record("unary", status=502)
 HERE = Fault("kill", "http://a", 0.5, 2.5)
 THERE = Fault("kill", "http://b", 1.0, 5.0)
@@ -365,7 +420,7 @@ def run(row: dict[str, Any] | None, got: Record | None = None, **fields: Any) ->
     history.rows = [row] if row else []
     if ago := fields.pop("failed_before", 0.0):  # another request, that whose client has left
         tried = {**ATTEMPT, "rid": "third", "cause": "cut", "tokens": 0, "started": 0.0, "ended": 0.0}
-        history.rows.append({**ROW, "rid": "third", "time": -ago, "completion_tokens": 0, "attempts": [tried]})
+        history.rows.append({**ROW, "rid": "third", "time": -ago, "completion_tokens": None, "attempts": [tried]})
         history.records["third"] = record("unary", key="third", left=True, body={**got.body, "rid": "third"})
         history.references["third"] = record("unary", key="third")
     history.faults = fields.pop("faults", [])
@@ -378,7 +433,8 @@ def run(row: dict[str, Any] | None, got: Record | None = None, **fields: Any) ->
 def failed(causes: list[str | None], error: str = "migration_limit", **fields: Any) -> dict[str, Any]:
     """The row of a request that ran out of attempts, or out of what `error` says."""
     attempts = [{**one, "cause": cause, "tokens": 0} for one, cause in zip((ATTEMPT, SECOND), causes, strict=False)]
-    return {**ROW, "attempts": attempts, "error": error, "completion_tokens": 0, "outcome": "failed", **fields}
+    ended = {"outcome": "failed", "status": 502, "error": error, "completion_tokens": 0}
+    return {**ROW, "attempts": attempts, **ended, **fields}
 
 
 def moved(**first: Any) -> dict[str, Any]:
@@ -406,12 +462,44 @@ REFUSED = [{**one, "cause": "connect"} for one in LOST]
 #: What is right about a run, and wrong.
 RUNS: dict[str, tuple[History, set[str]]] = {
     "all is well": (run(WHOLE), set()),
+    "it moved": (run(MOVED, late()), set()),
+    "finished here": (run({**WHOLE, "outcome": "completed_here"}), set()),
+    "it was only forwarded": (
+        run({**WHOLE, "completion_tokens": None, "cached_tokens": None, "attempts": [{**ATTEMPT, "tokens": 0}]}),
+        set(),
+    ),
     "no row": (run({**WHOLE, "rid": "other"}), {"exactly_once"}),
     "attempts at the same time": (
-        run({**WHOLE, "attempts": [{**ATTEMPT, "tokens": 2}, {**SECOND, "tokens": 2, "started": 0.5}]}, late()),
+        run({**MOVED, "attempts": [MOVED["attempts"][0], {**MOVED["attempts"][1], "started": 0.5}]}, late()),
         {"exactly_once"},
     ),
-    "tokens that no attempt gave": (run({**WHOLE, "completion_tokens": 5}), {"exactly_once"}),
+    "tokens that no attempt gave": (run({**WHOLE, "completion_tokens": 5}), {"exactly_once", "rows"}),
+    "a token less than the client has": (
+        run({**WHOLE, "completion_tokens": 3, "attempts": [{**ATTEMPT, "tokens": 3}]}),
+        {"rows"},
+    ),
+    "tokens less than a client has that left": (
+        run({**WHOLE, "completion_tokens": 3, "attempts": [{**ATTEMPT, "tokens": 3}]}, record("unary", left=True)),
+        {"rows"},
+    ),
+    "a continuation from elsewhere": (
+        run({**MOVED, "attempts": [MOVED["attempts"][0], {**MOVED["attempts"][1], "resumed_from": 0}]}, late()),
+        {"rows"},
+    ),
+    "a prompt of another length": (run({**WHOLE, "prompt_tokens": 4}), {"rows"}),
+    "another share in the cache": (run({**WHOLE, "cached_tokens": 1}), {"rows"}),
+    "a failure of what came whole": (run({**WHOLE, "outcome": "failed"}), {"rows"}),
+    "an error of what came whole": (run({**WHOLE, "error": "no_worker"}), {"rows"}),
+    "another status": (run({**WHOLE, "status": 503}), {"rows"}),
+    "the header of a protected request": (run({**WHOLE, "migratable": False, "reason": "n"}), {"rows"}),
+    "no header": (
+        run(WHOLE, record("unary", headers={"content-type": "application/json"})),
+        {"rows"},
+    ),
+    "a success that failed": (
+        run({**failed(["cut", "cut"]), "outcome": "done"}, LOUD, faults=[HERE]),
+        {"rows"},
+    ),
     "an attempt that is in no row": (run(WHOLE, arrived=["own", "twin"]), {"exactly_once"}),
     "an attempt that was sent twice": (run(WHOLE, arrived=["own", "own"]), {"exactly_once"}),
     "the same worker again": (
@@ -501,7 +589,14 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         {"liveness", "causes"},
     ),
     "a failure that faults do not bring about": (run(failed(["cut"], "eos"), LOUD, faults=[HERE]), {"liveness"}),
-    "an unprotected failure": (run(failed(["cut"], "n", migratable=False), LOUD, faults=[HERE]), set()),
+    "an unprotected failure": (
+        run(
+            failed(["cut"], "n", migratable=False, reason="n"),
+            record("unary", status=502, headers={"x-dyn-relay-migratable": "no; reason=n"}),
+            faults=[HERE],
+        ),
+        set(),
+    ),
     "no other worker": (
         run(failed(["cut"], "no_survivor"), LOUD, faults=[HERE, THERE], limits=BOTH),
         set(),
@@ -524,7 +619,10 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         run(failed(["cut", "cut"]), LOUD, faults=[HERE], limits={"migration_limit": None}),
         {"liveness"},
     ),
-    "a silent failure": (run(failed(["cut", "cut"]), record("unary", text="{}"), faults=[HERE]), {"liveness"}),
+    "a silent failure": (
+        run(failed(["cut", "cut"], status=200), record("unary", text="{}"), faults=[HERE]),
+        {"liveness"},
+    ),
 }
 
 
@@ -575,12 +673,12 @@ def test_an_answer_that_was_checked_before_needs_no_reference_but_must_still_be_
 
 
 def test_a_history_survives_the_file(tmp_path: Path) -> None:
-    for ended in (True, False):
+    for end in (End(), End(-9), None):
         history = run(WHOLE, faults=[HERE])
-        history.ended = ended
+        history.end = end
         save(tmp_path / "h.jsonl", history.entries())
         again = load(tmp_path / "h.jsonl")
-        assert again.ended is ended
+        assert again.end == end
         assert list(again.entries()) == list(history.entries())
 
 

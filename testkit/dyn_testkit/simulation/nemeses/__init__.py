@@ -18,8 +18,10 @@ LASTING = Death.faults | {"stall", "lie", "busy", "drain", "partition", "refuse"
 #: What of its worker suffers from each kind; of what clients do, of new weights and slowness, nothing.
 HARMS: Mapping[str, tuple[Harm, ...]] = {
     **dict.fromkeys([*Death.faults, "stall", "partition"], ("attempts", "health", "answers")),
-    **dict.fromkeys(["drain", "refuse", "hang", "deaf"], ("attempts", "health")),
-    **dict.fromkeys([*Cut.faults, *Hound.faults, "busy", "lie", "reset"], ("attempts",)),
+    "drain": ("attempts", "health"),
+    # Those of addresses strike new dials alone: a probe may have a connection yet.
+    **dict.fromkeys(["refuse", "hang", "deaf", "reset"], ("attempts",)),
+    **dict.fromkeys([*Cut.faults, *Hound.faults, "busy", "lie"], ("attempts",)),
     **dict.fromkeys([*Clients.faults, "weights", "slow"], ()),
 }
 
