@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import click
-import msgspec
 import trio
+from click.core import ParameterSource
 from rich.console import Console
 
 try:
@@ -36,7 +36,7 @@ from dyn_chaos.verdict import verdict
 from dyn_testkit import fold, history
 from dyn_testkit.history import Fault
 from dyn_testkit.simulation import scenario
-from dyn_testkit.simulation.scenario import Plan, Scenario
+from dyn_testkit.simulation.scenario import Scenario
 
 T = TypeVar("T")
 
@@ -129,17 +129,27 @@ def simulate_command(
     The same seed and commit give the same run on every machine. The first failure ends it and is made small.
     """
     console = Console()
+    _one_of("--plan", "--scenario", "--seed", "--seeds", "--from")
+    _one_of("--seed", "--seeds", "--from")
     try:
-        wanted = scenario.read(file) if file else Scenario()
         if planned:
-            plan = msgspec.json.decode(planned.read_bytes(), type=Plan)
-            sys.exit(not simulate.replay(plan, console))
-    except (ValueError, msgspec.DecodeError) as error:
+            sys.exit(not simulate.replay(scenario.read_plan(planned), console))
+        wanted = scenario.read(file) if file else Scenario()
+    except ValueError as error:
         raise click.ClickException(str(error)) from None
     again = f"dyn-chaos simulate {f'--scenario {file} ' if file else ''}--seed "
     numbers = [first] if first is not None else range(start, start + seeds)
     if not simulate.simulate(wanted, numbers, processes=processes, again=again, out=out, console=console):
         sys.exit(1)
+
+
+def _one_of(option: str, *others: str) -> None:
+    """A usage error if the option is said together with one of the others."""
+    context = click.get_current_context()
+    names = {param.opts[0]: param.name or "" for param in context.command.params}
+    said = {each for each, name in names.items() if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if option in said and said & set(others):
+        raise click.UsageError(f"either {option} or {min(said & set(others))}")
 
 
 @main.command("demo")

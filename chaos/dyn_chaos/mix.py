@@ -14,8 +14,8 @@ from dyn_testkit.history import Record, Reference
 from dyn_testkit.oracle import Oracle
 from dyn_testkit.users import USERS, Wish
 
-#: Those that send what an engine accepts.
-SENDERS = tuple(name for name in USERS if name != "mistaken")
+#: Those that send what every engine accepts and a router can continue.
+SENDERS = tuple(name for name in USERS if name not in ("stopping", "penalized", "mistaken"))
 #: Of them: those that can ask for a stream.
 STREAMING = ("slime", "slime_agent", "miles", "greedy")
 #: Prompts begin with numbers of their own, so that none is the beginning of another one.

@@ -80,6 +80,8 @@ def replay(plan: Plan, console: Console) -> bool:
     """Run one plan; True if nothing was found."""
     result = try_plan(plan)
     _show_findings(result, console)
+    if not result.findings:
+        console.print(f"nothing was found in {result.duration / 3600:.1f} virtual hours", highlight=False)
     return not result.findings
 
 

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -14,8 +14,13 @@ from urllib.parse import urlsplit
 import trio
 
 from dyn_relay.net import Network
+from dyn_testkit.determinism import seeded
+from dyn_testkit.simnet import SimHost, SimNetwork
 
 T = TypeVar("T")
+
+#: s.
+_LEAST = 0.1
 
 
 class NotStarted(Exception):
@@ -41,7 +46,10 @@ def chosen(known: Collection[str], only: Iterable[str] | None, skip: Iterable[st
             close = ", ".join(difflib.get_close_matches(name, known, 3))
             what = where.rstrip("S").lower()
             raise ValueError(f"there is no {what} {name!r}; " + (f"is it {close}?" if close else f"see {where}"))
-    return [name for name in known if name in names and name not in without]
+    wanted = [name for name in known if name in names and name not in without]
+    if not wanted:
+        raise ValueError("only= and skip= leave nothing to run")
+    return wanted
 
 
 def require_factory(factory: object, name: str, takes: str) -> None:
@@ -50,6 +58,13 @@ def require_factory(factory: object, name: str, takes: str) -> None:
         raise TypeError(f"{name} is a context manager; give a function that makes one: lambda: ...")
     if not callable(factory):
         raise TypeError(f"{name} must be a function {takes}, not {factory!r}")
+
+
+def require_seconds(**given: float) -> None:
+    """Raises `ValueError` for a time in which nothing can happen."""
+    for name, seconds in given.items():
+        if seconds < _LEAST:
+            raise ValueError(f"{name}= must be {_LEAST:g} at least, not {seconds:g}")
 
 
 def require_manager(manager: object, name: str) -> None:
@@ -76,6 +91,11 @@ def endpoint(thing: Any, name: str) -> tuple[str, int, Network | None]:
     if parts.scheme != "http" or not parts.hostname or parts.path.strip("/") or parts.query:
         raise ValueError(f"the {name.partition('_')[0]}'s url must be http://HOST:PORT, not {url!r}")
     return parts.hostname, parts.port or 80, getattr(thing, "network", None)
+
+
+def repeatable(network: Network | None, seed: int = 0) -> AbstractContextManager[None]:
+    """Before a network in memory the block is the same each time: trio's scheduler, too, follows the seed."""
+    return seeded(seed) if isinstance(network, SimNetwork | SimHost) else nullcontext()
 
 
 async def within(

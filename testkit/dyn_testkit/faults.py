@@ -190,6 +190,7 @@ class FaultPlan:
 
     faults: tuple[Fault, ...] = ()
     firings: list[Firing] = field(default_factory=list)
+    revoked: set[Fault] = field(default_factory=set)
     _changed: trio.Event = field(default_factory=trio.Event)
     _released: trio.Event = field(default_factory=trio.Event)
 
@@ -205,8 +206,14 @@ class FaultPlan:
         return cls(tuple(Fault(entry[0], entry[1], nth(index)) for index, entry in numbered if entry is not None))
 
     def add(self, fault: Fault) -> None:
-        """One more fault, behind the others."""
+        """One more fault, behind the others. Raises `TypeError` for what is none."""
+        if not isinstance(fault, Fault):
+            raise TypeError(f"a Fault is wanted, not {fault!r}: Fault(where, what)")
         self.faults = (*self.faults, fault)
+
+    def revoke(self, fault: Fault) -> None:
+        """From now on it does not happen, not even to a request that it has been chosen for."""
+        self.revoked.add(fault)
 
     def for_request(self, seen: Seen) -> Fault | None:
         """The fault of a request."""
@@ -217,7 +224,8 @@ class FaultPlan:
         return self._pick(Seen(index), lambda fault: fault.where.spot is Spot.BEFORE_ACCEPT)
 
     def _pick(self, seen: Seen, eligible: Callable[[Fault], bool]) -> Fault | None:
-        return next((fault for fault in self.faults if eligible(fault) and fault.on(seen)), None)
+        armed = (fault for fault in self.faults if fault not in self.revoked)
+        return next((fault for fault in armed if eligible(fault) and fault.on(seen)), None)
 
     def record(self, fault: Fault, seen: Seen) -> None:
         """Called by the worker at the moment a fault happens."""

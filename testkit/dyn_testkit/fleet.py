@@ -40,6 +40,8 @@ class Fleet:
         that is in use.
         """
         each = list(options) if isinstance(options, Sequence) else [options] * count
+        if isinstance(faults, FaultPlan):
+            raise TypeError("faults: a list with a FaultPlan or None for each worker, not one FaultPlan")
         plans = [None] * count if faults is None else list(faults)
         for name, given in (("options", each), ("faults", plans)):
             if len(given) != count:

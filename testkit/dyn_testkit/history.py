@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -40,6 +40,12 @@ class Run(Entry, frozen=True, tag="run"):
     aftermath: float = 0.0
     #: Seconds within which every request must have ended after the last fault was undone; None: no matter.
     patience: float | None = None
+    #: Seconds within which a worker's bad health must have been noticed, and its good health, too; None: no matter.
+    notice: float | None = None
+    #: Seconds in which a worker that has failed a request gets no other one.
+    inhibited: float = 0.0
+    #: Seconds of a worker's silence, in everything, after which nobody waits for it any more; None: no matter.
+    silence: float | None = None
     settings: dict[str, Any] = {}
 
 
@@ -70,6 +76,8 @@ class Record(Entry, frozen=True, tag="request"):
     error: str = ""
     #: The client left by itself before the end, or asked for an abort: what it has need not be whole.
     left: bool = False
+    #: When it was asked to be aborted.
+    aborted: float | None = None
     #: It was checked against its reference when it ended, nothing was found, and what the client read was left out.
     checked: bool = False
     #: Then: how many tokens it had.
@@ -102,6 +110,10 @@ class Reference(Record, frozen=True, tag="reference"):
         return cls(**msgspec.structs.asdict(record))
 
 
+#: Attempts that are under way or begin may fail; it does not say that it is well; answers under way stop.
+Harm = Literal["attempts", "health", "answers"]
+
+
 class Fault(Entry, frozen=True, tag="fault"):
     """Something that was done to the fleet, or to the network, on purpose."""
 
@@ -115,8 +127,8 @@ class Fault(Entry, frozen=True, tag="fault"):
     proof: str = ""
     #: What else was chosen.
     choice: dict[str, Any] = {}
-    #: No attempt may fail of it.
-    harmless: bool = False
+    #: What of its worker suffers, as long as it lasts.
+    harms: tuple[Harm, ...] = ("attempts",)
 
 
 class Row(Entry, frozen=True, tag="row"):
@@ -171,6 +183,15 @@ class Arrival(Entry, frozen=True, tag="arrival"):
     worker: str
     at: float
     body: dict[str, Any]
+    #: Which weights made the tokens of its answer: (version, start, end); None: not told.
+    made: list[tuple[str, int, int]] | None = None
+
+
+class Order(Entry, frozen=True, tag="order"):
+    """An order to abort, as a worker has read it."""
+
+    worker: str
+    rid: str
 
 
 class Sample(Entry, frozen=True, tag="sample"):
@@ -187,7 +208,7 @@ class End(Entry, frozen=True, tag="end"):
     died: int | None = None
 
 
-_Line = Run | Record | Reference | Fault | Row | Arrival | Sample | End
+_Line = Run | Record | Reference | Fault | Row | Arrival | Order | Sample | End
 
 
 @dataclass(slots=True)
@@ -200,6 +221,7 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     end: End | None = None
     #: What checkers have worked out of the above, for each other; a history that is checked no longer grows.
@@ -227,6 +249,8 @@ class History:
                 self.rows.append(entry.row)
             case Arrival():
                 self.arrivals.append(entry)
+            case Order():
+                self.orders.append(entry)
             case Sample():
                 self.samples.append(entry)
             case End():
@@ -239,6 +263,7 @@ class History:
         yield from map(Reference.of, self.references.values())
         yield from self.records.values()
         yield from self.arrivals
+        yield from self.orders
         yield from map(Row, self.rows)
         yield from self.samples
         if self.end:

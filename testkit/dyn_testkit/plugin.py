@@ -11,6 +11,8 @@ themselves are in `fixtures.py`, which is imported by the first test that takes 
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import functools
 import inspect
 import subprocess
@@ -45,6 +47,9 @@ _FINDINGS = pytest.StashKey[Findings]()
 #: The fixtures that run beside the test.
 _BESIDE = ("mock_worker", "fleet", "relay", "sim", "dyn_network")
 
+#: A mark, and the fixture that has its options.
+_MARKED = {"dyn_worker": "mock_worker", "dyn_relay": "relay"}
+
 _MARKERS = (
     "dyn_worker(**options): the worker of the fixture `mock_worker` (fields of dyn_testkit.worker.WorkerOptions)",
     "dyn_relay(**options): the proxy of the fixture `relay` (fields of dyn_relay.config.Config)",
@@ -73,12 +78,23 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> None:
-    """Tell who cannot use a fixture that runs beside the test, before pytest-trio says it in its own words."""
-    if fixturedef.func.__module__ != __name__ or fixturedef.argname not in _BESIDE:
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tell a mistake before any fixture is set up: pytest keeps one that stops on its way for all later tests."""
+    if not isinstance(item, pytest.Function):
         return
-    test = request.node
-    if not request.config.pluginmanager.hasplugin("trio"):
+    known = item._fixtureinfo.name2fixturedefs
+    ours = [name for name in item.fixturenames if name in known and known[name][-1].func.__module__ == __name__]
+    wrong = _misused(item, ours) or _mismarked(item, ours)
+    if wrong:
+        pytest.fail(f"{item.name}: {wrong}", pytrace=False)
+
+
+def _misused(test: pytest.Function, ours: list[str]) -> str:
+    """Why a test cannot use a fixture that runs beside it; "" if it can."""
+    wanted = next((name for name in ours if name in _BESIDE), "")  # arguments come first, then their needs
+    if not wanted:
+        return ""
+    if not test.config.pluginmanager.hasplugin("trio"):
         wrong = "needs pytest-trio: `pip install pytest-trio`"
     elif not _is_async(test):
         wrong = (
@@ -88,9 +104,33 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.Fix
     elif test.get_closest_marker("trio") is None:
         wrong = "needs a test that trio runs: mark it with `@pytest.mark.trio`, or set `trio_mode = true`"
     else:
-        return
-    wanted = next(name for name in request.fixturenames if name in _BESIDE)  # arguments come first, then their needs
-    pytest.fail(f"{test.name}: the fixture `{wanted}` {wrong}", pytrace=False)
+        return ""
+    return f"the fixture `{wanted}` {wrong}"
+
+
+def _mismarked(test: pytest.Function, ours: list[str]) -> str:
+    """What is wrong with a test's marks; "" for nothing."""
+    for name, fixture in _MARKED.items():
+        for mark in test.iter_markers(name):
+            if mark.args:
+                return f"the mark `{name}` takes its options by name, not {', '.join(map(repr, mark.args))}"
+            known = _known_options(name)
+            for option in mark.kwargs.keys() - known:
+                close = difflib.get_close_matches(option, known, 1)
+                return f"the mark `{name}` has no option {option!r}" + (f"; is it {close[0]!r}?" if close else "")
+        if fixture not in ours and any(mark.name == name for mark in test.own_markers):
+            return f"the mark `{name}` is for the fixture `{fixture}`, which the test does not take"
+    return ""
+
+
+def _known_options(mark: str) -> set[str]:
+    if mark == "dyn_worker":
+        from dyn_testkit.worker import WorkerOptions
+
+        return {field.name for field in dataclasses.fields(WorkerOptions)}
+    from dyn_relay.config import Config
+
+    return {field.name for field in dataclasses.fields(Config)} - {"host", "port", "worker_urls"}
 
 
 def _is_async(test: Any) -> bool:

@@ -15,6 +15,9 @@ from dyn_relay.net import Network
 from dyn_testkit.background import background
 from dyn_testkit.client import Response, fetch
 
+#: s of trio's clock: looks are rarer after the first, and end with the second.
+_SOON, _PATIENCE = 60.0, 3600.0
+
 
 class Rows(list[Mapping[str, Any]]):
     """Stands for a trace file."""
@@ -39,13 +42,19 @@ class Relay:
         return await fetch(self.network, self.url, path, body, **kwargs)
 
     async def ready(self) -> None:
-        """Return once every worker is ready."""
-        await until(lambda: all(worker.state == "ready" for worker in self.app.fleet.workers))
+        """Return once every worker is ready. Raises `NotInTime`."""
+        await until(
+            lambda: all(worker.state == "ready" for worker in self.app.fleet.workers),
+            lambda: ", ".join(f"{worker.url} is {worker.state}" for worker in self.app.fleet.workers),
+        )
 
     async def quiet(self) -> None:
-        """Return once every request, and every order to a worker, has ended."""
+        """Return once every request, and every order to a worker, has ended. Raises `NotInTime`."""
         fleet = self.app.fleet
-        await until(lambda: not len(self.app.live) and not any(worker.in_flight for worker in fleet.workers))
+        await until(
+            lambda: not len(self.app.live) and not any(worker.in_flight for worker in fleet.workers),
+            lambda: f"still live: {', '.join(str(request.rid) for request in self.app.live) or 'orders to workers'}",
+        )
 
     def metric(self, name: str) -> float:
         """The value of a sample of /metrics, labels included in the name; 0 if it is not there."""
@@ -64,10 +73,21 @@ class Relay:
         return {name: float(value) for name, _, value in pairs}
 
 
-async def until(true: Callable[[], object]) -> None:
-    """Wait for what has no event of its own. Under an autojump clock this waits for no real time."""
-    while not true():  # noqa: ASYNC110 - it has no event
-        await trio.sleep(0.01)
+class NotInTime(Exception):
+    """What was waited for has not come; the message says how things are."""
+
+
+async def until(true: Callable[[], object], state: Callable[[], str] = lambda: "") -> None:
+    """Wait for what has no event of its own. Under an autojump clock this waits for no real time.
+
+    Raises `NotInTime` after an hour, with what `state` says: in virtual time it would be waited for, busily, for ever.
+    """
+    began = trio.current_time()
+    while not true():
+        waited = trio.current_time() - began
+        if waited > _PATIENCE:
+            raise NotInTime(f"waited in vain for {_PATIENCE:g} s: {state() or true}")
+        await trio.sleep(0.01 if waited < _SOON else 1.0)
 
 
 @asynccontextmanager

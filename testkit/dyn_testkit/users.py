@@ -132,6 +132,21 @@ def greedy(wish: Wish, random: Random) -> Body:
     }
 
 
+def stopping(wish: Wish, random: Random) -> Body:
+    """Nobody's in particular: many tokens that may end it, and some that must come first."""
+    body = slime_agent(wish, random)
+    stops = random.sample(range(wish.vocabulary), 8)
+    body["sampling_params"] |= {"stop_token_ids": stops, "min_new_tokens": random.randint(0, wish.tokens)}
+    return body
+
+
+def penalized(wish: Wish, random: Random) -> Body:
+    """Nobody's in particular, with what no router can continue: a penalty counts the tokens of one request."""
+    body = slime_agent(wish, random)
+    body["sampling_params"]["frequency_penalty"] = 0.5
+    return body
+
+
 def mistaken(wish: Wish, random: Random) -> Body:
     """A client's mistake, which every engine refuses with a 400 (SGLang 0.5.23: `top_p` must be in (0, 1])."""
     body = areal(wish, random)
@@ -140,5 +155,6 @@ def mistaken(wish: Wish, random: Random) -> Body:
 
 
 USERS: Mapping[str, Callable[[Wish, Random], Body]] = {
-    user.__name__: user for user in (slime, slime_agent, miles, areal, areal_score, nemo_rl, greedy, mistaken)
+    user.__name__: user
+    for user in (slime, slime_agent, miles, areal, areal_score, nemo_rl, greedy, stopping, penalized, mistaken)
 }

@@ -1,4 +1,4 @@
-"""Bugs that the simulator must find: each is a few characters of the proxy, replaced."""
+"""Bugs that the simulator must find: each is a few characters of the proxy, replaced. First ten classical ones."""
 
 from __future__ import annotations
 
@@ -79,5 +79,65 @@ MUTANTS = (
         "relay/failure.py",
         "(Kind.REFUSED, Phase.ANSWERED): Rule(Action.RELAY),",
         "(Kind.REFUSED, Phase.ANSWERED): Rule(Action.REROUTE),",
+    ),
+    Mutant(
+        "a clock that begins anew",
+        "formats/sglang/rebase.py",
+        "            return raw(elapsed)\n",
+        "            return value\n",
+    ),
+    Mutant(
+        "stop tokens lost",
+        "formats/sglang/continuation.py",
+        '    sampling["max_new_tokens"] = raw(most)\n',
+        '    sampling["max_new_tokens"] = raw(most)\n    sampling["stop_token_ids"] = raw(None)\n',
+    ),
+    Mutant(
+        "unary answer of the last attempt alone",
+        "formats/sglang/ledger.py",
+        "        if other.count:\n            if self.count:",
+        "        if other.count and not self.count:\n            if self.count:",
+    ),
+    Mutant(
+        "abort lost after a migration",
+        "relay/request.py",
+        "            if self._current.sent:\n",
+        "            if self._current.sent and len(self.record.attempts) == 1:\n",
+    ),
+    Mutant(
+        "a lost attempt's worker is not told",
+        "relay/request.py",
+        "        if attempt is None or not attempt.sent or not attempt.rid:\n",
+        "        if True:\n",
+    ),
+    Mutant(
+        "a failed worker is no suspect",
+        "relay/request.py",
+        "            if failure.rule.penalty and not self.abort_wished:\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "no silence is a stall",
+        "relay/silence.py",
+        "        self.renew(now)\n        heard",
+        "        self.renew(now)\n        return None\n        heard",
+    ),
+    Mutant(
+        "a drained worker is well",
+        "fleet/health.py",
+        "200 <= answer.status < 300",
+        "200 <= answer.status < 600",
+    ),
+    Mutant(
+        "migrations without end",
+        "relay/budget.py",
+        "spent=counts and self.migrations == 0",
+        "spent=False",
+    ),
+    Mutant(
+        "convicted at the first death",
+        "fleet/poison.py",
+        "entry.suspicion > self._attempts",
+        "entry.suspicion >= self._attempts",
     ),
 )

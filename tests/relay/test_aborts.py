@@ -73,6 +73,28 @@ async def test_abort_follows_a_migrated_request(autojump_clock, stream):
         await w.quiet()
 
 
+async def test_an_unprotected_request_that_was_rerouted_is_aborted_by_its_own_name(autojump_clock):
+    """A request that is never continued goes to every worker under the client's name: that is what they are told."""
+    async with world(options=SLOW, policy="round_robin") as w:
+        w.workers[0].scheduler.full = True
+        answers = []
+
+        async def client():
+            answers.append(await w.ask(generate(400, rid="mine", sampling={"frequency_penalty": 0.5})))
+
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client)
+            await until(lambda: w.workers[1].scheduler.live)
+            await fetch(w.network, w.url, "/abort_request", {"rid": "mine"})
+        assert answers[0].complete
+        assert finish(answers[0], stream=True)["type"] == "abort"
+        assert [order["rid"] for order in w.workers[1].aborts] == ["mine"]
+        await w.quiet()
+    [row] = w.rows
+    assert row["outcome"] == "aborted"
+    assert [attempt["rid"] for attempt in row["attempts"]] == ["mine", "mine"]
+
+
 async def test_aborts_match_by_prefix_as_stock_does(autojump_clock):
     """C3, N4: an adapter's prefix aborts its requests, whatever rids their attempts have, and no other."""
     plan = FaultPlan.in_order([(at_token(2), RESET)] * 3)

@@ -296,11 +296,12 @@ class LogicalRequest:
         """The rid for the next attempt: the client's own until a worker may know it, then fresh ones.
 
         Also a fresh one if the client's own is a prefix of another live rid or extends one: SGLang matches aborts by
-        prefix, so that to abort one of the two attempts would be to abort both.
+        prefix, so that to abort one of the two attempts would be to abort both. A request that is not migratable has
+        the client's name at every worker.
         """
         live = self._context.live
-        own = not self.record.started_work and not (self._exchange.verdict.migratable and live.related(self.rid))
-        if own or not self._native:
+        renamed = self._exchange.verdict.migratable and (self.record.started_work or live.related(self.rid))
+        if not renamed or not self._native:
             return self.record.rid
         name = live.fresh()
         live.remember(name)

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from dyn_testkit.checkers import (
+    avoidance,
     budget,
+    causes,
     counters,
     dialect,
     exactly_once,
@@ -22,14 +24,20 @@ from dyn_testkit.checkers import (
     framing,
     identity,
     keys,
+    latency,
     leak,
     leases,
+    limit,
     liveness,
     logprobs,
+    orders,
+    requests,
     rows,
+    silence,
     snapshot,
     spans,
     tokens,
+    versions,
 )
 from dyn_testkit.checkers.base import Checker, Finding
 from dyn_testkit.history import History
@@ -45,14 +53,22 @@ CHECKERS: Mapping[str, Checker] = {
         logprobs,
         experts,
         spans,
+        versions,
+        latency,
         snapshot,
         identity,
         dialect,
         framing,
         keys,
+        requests,
         exactly_once,
+        causes,
         rows,
+        limit,
         exclusion,
+        avoidance,
+        silence,
+        orders,
         leases,
         leak,
     )

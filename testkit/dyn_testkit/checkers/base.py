@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dyn_testkit import fold
-from dyn_testkit.history import History, Record
+from dyn_testkit.history import Arrival, Fault, History, Record
 
 #: Where SGLang itself does not always send the same keys: a timestamp that depends on how events coalesce.
 VOLATILE = frozenset({"response_sent_to_client_ts"})
 
 #: How a request's `sampling_params.max_new_tokens` reads when it is absent (SGLang); null is no limit.
 DEFAULT_BUDGET = 128
+
+#: Ends of an attempt that are no failure of its worker: its client's doing, or its connection's age.
+INNOCENT = (None, "left", "stale", "refused")
 
 
 def prompt_of(body: Mapping[str, Any]) -> list[int]:
@@ -38,6 +41,28 @@ class Finding:
 
 
 Checker = Callable[[History], Iterator[Finding]]
+
+
+def in_effect(fault: Fault, since: float, until: float, aftermath: float) -> bool:
+    """An attempt may have failed of it between two times."""
+    over = fault.at if fault.until is None else fault.until
+    return "attempts" in fault.harms and fault.at <= until and since <= over + aftermath
+
+
+def explained(history: History, row: Mapping[str, Any], attempt: Mapping[str, Any]) -> bool:
+    """A fault of the attempt's worker was in effect during the attempt, or had only just ended."""
+    began = row["time"] - history.run.began
+    since, until = began + attempt["started"], began + attempt["ended"]
+    return any(
+        fault.target in (attempt["worker"], attempt["url"]) and in_effect(fault, since, until, history.run.aftermath)
+        for fault in history.faults
+    )
+
+
+def asked(record: Record, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+    """What workers were sent of a request, told by its prompt: no prompt of a run begins with another one."""
+    prompt = prompt_of(record.body)
+    return (arrival for arrival in arrivals if prompt and prompt_of(arrival.body)[: len(prompt)] == prompt)
 
 
 def name_of(record: Record) -> str:

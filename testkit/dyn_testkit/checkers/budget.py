@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import DEFAULT_BUDGET, Finding, Subject, per_answer, prompt_of, sampling_of
-from dyn_testkit.history import Arrival, History, Record
+from dyn_testkit.checkers.base import DEFAULT_BUDGET, Finding, Subject, asked, per_answer, prompt_of, sampling_of
+from dyn_testkit.history import History
 from dyn_testkit.laws.numbers import left_of
 
 
@@ -25,13 +25,11 @@ _answers = per_answer("budget", _budget)
 def check(history: History) -> Iterator[Finding]:
     """Answers; and, where the workers told what they were asked for, continuations."""
     yield from _answers(history)
-    asked = {key: _asked(record, history.arrivals) for key, record in history.records.items()}
-    for key, arrivals in asked.items():
-        record = history.records[key]
+    for key, record in history.records.items():
         prompt, limits = prompt_of(record.body), sampling_of(record.body)
         if limits.get("max_new_tokens", DEFAULT_BUDGET) is None:
             continue
-        for arrival in arrivals:
+        for arrival in asked(record, history.arrivals):
             taken = len(prompt_of(arrival.body)) - len(prompt)
             left = left_of(limits, taken)
             got = {name: sampling_of(arrival.body).get(name) for name in left}
@@ -41,9 +39,3 @@ def check(history: History) -> Iterator[Finding]:
                 )
             if taken and left.get("max_new_tokens") == 0:
                 yield Finding(key, "budget", f"{arrival.worker} was asked though nothing is left")
-
-
-def _asked(record: Record, arrivals: list[Arrival]) -> list[Arrival]:
-    """What workers were sent of a request, told by its prompt: no prompt of a run begins with another one."""
-    prompt = prompt_of(record.body)
-    return [arrival for arrival in arrivals if prompt and prompt_of(arrival.body)[: len(prompt)] == prompt]

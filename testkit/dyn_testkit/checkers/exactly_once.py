@@ -15,8 +15,7 @@ def check(history: History) -> Iterator[Finding]:
     if not history.run.traced:
         return
     rows = Counter(row["rid"] for row in history.rows)
-    seen = Counter(str(arrival.body["rid"]) for arrival in history.arrivals if arrival.body.get("rid"))
-    yield from _unlisted(history)
+    yield from _arrived(history)
     reached = [record for record in history.records.values() if record.status or record.left]
     if not len(reached) <= len(history.rows) <= len(history.records):
         yield Finding("run", "exactly_once", f"{len(history.rows)} rows for {len(reached)} requests")
@@ -28,17 +27,21 @@ def check(history: History) -> Iterator[Finding]:
         for one, two in pairwise(row["attempts"]):
             if one["ended"] > two["started"]:
                 yield Finding(row["rid"], "exactly_once", f"attempts {one['number']} and {two['number']} overlap")
-        for attempt in row["attempts"]:
-            if seen[attempt["rid"]] > 1:
-                yield Finding(row["rid"], "exactly_once", f"workers saw attempt {attempt['number']} more than once")
         given = sum(attempt["tokens"] for attempt in row["attempts"])
         if row["completion_tokens"] is not None and given != row["completion_tokens"]:
             yield Finding(row["rid"], "exactly_once", f"{row['completion_tokens']} tokens, attempts gave {given}")
 
 
-def _unlisted(history: History) -> Iterator[Finding]:
-    """What workers saw is in the rows."""
-    listed = {attempt["rid"] for row in history.rows for attempt in row["attempts"]}
-    for arrival in history.arrivals:
-        if arrival.body.get("rid") and arrival.body["rid"] not in listed:
-            yield Finding("run", "exactly_once", f"{arrival.worker} saw {arrival.body['rid']}, which is in no row")
+def _arrived(history: History) -> Iterator[Finding]:
+    """What workers saw is in the rows, and what gave tokens was seen: where, and how often."""
+    if not history.run.tapped:
+        return
+    seen = Counter((arrival.worker, str(arrival.body.get("rid") or "")) for arrival in history.arrivals)
+    listed = Counter((attempt["url"], attempt["rid"]) for row in history.rows for attempt in row["attempts"])
+    gave = {(each["url"], each["rid"]) for row in history.rows for each in row["attempts"] if each["tokens"]}
+    for place, count in seen.items():
+        if place[1] and count > listed[place]:
+            yield Finding("run", "exactly_once", f"{place[0]} saw {place[1]} {count} times, rows have {listed[place]}")
+    for worker, rid in gave - seen.keys():
+        if rid:
+            yield Finding(rid, "exactly_once", f"{worker} is said to have had it, and never saw it")

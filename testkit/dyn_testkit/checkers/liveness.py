@@ -6,14 +6,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dyn_testkit import fold
-from dyn_testkit.checkers.base import Finding, prompt_of
-from dyn_testkit.history import Fault, History, Record
+from dyn_testkit.checkers.base import Finding, explained, in_effect, prompt_of
+from dyn_testkit.history import History, Record
 
 #: Seconds between the sending of a request and the beginning of its row.
 NEAR = 2.0
 
 #: For want of a worker: each must have been tried, or a fault must keep it away.
-ALONE = frozenset({"no_worker", "no_survivor", "busy"})
+ALONE = frozenset({"no_worker", "no_survivor", "busy", "failed"})
+
+#: Ends of an attempt of which nothing can have come: every request may go elsewhere then.
+UNSENT = ("connect", "busy")
+
+#: Attempts that ended without a token before a request may be said to kill workers.
+DEATHS = 2
 
 #: What a protected request may fail of; an unprotected one fails of what makes it so.
 FAIR = ALONE | {"migration_limit", "suspected_poison"}
@@ -83,34 +89,27 @@ def _unexplained(row: Mapping[str, Any], history: History) -> str:
     began = row["time"] - history.run.began
     attempts = row["attempts"]
     for attempt in attempts:
-        if attempt["cause"] and not any(
-            _overlap(fault, attempt, began, history.run.aftermath) for fault in history.faults
-        ):
+        if attempt["cause"] and not explained(history, row, attempt):
             return f"attempt {attempt['number']} failed ({attempt['cause']}) though nothing had befallen its worker"
     if row["error"] == "migration_limit" and len(attempts) <= (history.run.migration_limit or 0):
         return f"gave up after {len(attempts)} attempts"
+    if row["error"] == "suspected_poison" and sum(_died(attempt) for attempt in attempts) < DEATHS:
+        return "is said to kill workers, and did not"
     if row["migratable"] and row["error"] not in FAIR:
         return f"gave up for {row['error']}, which no fault brings about"
-    if row["error"] in ALONE:
+    unsent = all(attempt["cause"] in UNSENT for attempt in attempts)
+    if row["error"] in ALONE and (row["migratable"] or unsent):
         ended = began + row["duration"]
         tried = {attempt["url"] for attempt in attempts}
-        kept = {fault.target for fault in history.faults if _in_effect(fault, ended, ended, history.run.aftermath)}
+        kept = {fault.target for fault in history.faults if in_effect(fault, ended, ended, history.run.aftermath)}
         left = sorted(set(history.run.workers) - tried - kept)
         if left:
             return f"gave up without asking {left[0]}, which nothing had befallen"
     return "" if attempts or history.faults else "gave up without an attempt"
 
 
-def _overlap(fault: Fault, attempt: Mapping[str, Any], began: float, aftermath: float) -> bool:
-    """A fault of the attempt's worker was in effect during the attempt, or had only just ended."""
-    here = fault.target in (attempt["worker"], attempt["url"])
-    return here and _in_effect(fault, began + attempt["started"], began + attempt["ended"], aftermath)
-
-
-def _in_effect(fault: Fault, since: float, until: float, aftermath: float) -> bool:
-    """It may have harmed somebody between two times."""
-    over = fault.at if fault.until is None else fault.until
-    return not fault.harmless and fault.at <= until and since <= over + aftermath
+def _died(attempt: Mapping[str, Any]) -> bool:
+    return attempt["cause"] in ("cut", "stall", "first_token") and not attempt["tokens"]
 
 
 def _row(record: Record, rows: Mapping[str, dict[str, Any]], history: History) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dyn_testkit.contract.table import short
+from dyn_testkit.contract.table import number, same, short
 
 #: What must be the same; everything else in an answer is measured, or depends on caches.
 SAME = ("text", "output_ids", "prompt_token_ids")
@@ -44,6 +44,6 @@ def alike(one: Any, other: Any, tolerance: float) -> bool:
     """Equal, floats up to the tolerance."""
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(alike(a, b, tolerance) for a, b in zip(one, other, strict=True))
-    if isinstance(one, float) and isinstance(other, float):
+    if number(one) and number(other) and float in (type(one), type(other)):
         return math.isclose(one, other, rel_tol=tolerance, abs_tol=tolerance)
-    return bool(one == other)
+    return same(one, other)

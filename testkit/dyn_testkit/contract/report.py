@@ -23,8 +23,8 @@ class Outcome:
     sent: str = ""
     came: str = ""
 
-    def text(self) -> str:
-        """Everything about a broken check, several lines."""
+    def text(self, others: Sequence[str] = ()) -> str:
+        """Everything about a broken check, several lines; `others` are broken for the same reason."""
         check = CHECKS[self.name]
         lines = [
             f"{self.name} ({check.source})",
@@ -33,6 +33,7 @@ class Outcome:
             f"  sent:     {self.sent}",
             f"  came:     {self.came}",
         ]
+        lines += [f"  so, too:  {len(others)} other checks: {', '.join(others)}"] if others else []
         return "\n".join(lines)
 
 
@@ -80,7 +81,11 @@ class ContractBroken(AssertionError):
     def __init__(self, report: Report) -> None:
         self.report = report
         parts = [f"the worker at {report.url} does not keep SGLang's contract: {report.summary()}"]
-        parts += [outcome.text() for outcome in report.outcomes if outcome.verdict == "broken"]
+        alike: dict[str, list[Outcome]] = {}
+        for outcome in report.outcomes:
+            if outcome.verdict == "broken":
+                alike.setdefault(outcome.reason, []).append(outcome)
+        parts += [first.text([outcome.name for outcome in others]) for first, *others in alike.values()]
         if report.not_run:
             parts.append(f"not run, {next(iter(report.not_run.values()))}: {', '.join(report.not_run)}")
         super().__init__("\n\n".join(parts))

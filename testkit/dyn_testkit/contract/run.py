@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, get_args
 
 import trio
 
@@ -13,7 +13,16 @@ from dyn_testkit.contract.facts import Facts, discover
 from dyn_testkit.contract.report import ContractBroken, NoWorker, Outcome, Report
 from dyn_testkit.contract.subject import Subject
 from dyn_testkit.contract.table import CHECKS, Broken, Check, Inapplicable, Silent
-from dyn_testkit.factories import NotStarted, chosen, endpoint, require_factory, require_manager, within
+from dyn_testkit.factories import (
+    NotStarted,
+    chosen,
+    endpoint,
+    repeatable,
+    require_factory,
+    require_manager,
+    require_seconds,
+    within,
+)
 from dyn_testkit.worker.options import Dialect
 
 #: Between two dials of a worker that does not listen yet.
@@ -71,6 +80,9 @@ async def check_worker(
     checks = [CHECKS[name] for name in chosen(CHECKS, only, skip, "CHECKS")]
     if len(prompt) < 3:
         raise ValueError(f"prompt= needs three tokens at least, not {list(prompt)}")
+    if dialect is not None and dialect not in get_args(Dialect):
+        raise ValueError(f"dialect= must be one of {', '.join(get_args(Dialect))}, not {dialect!r}")
+    require_seconds(live_seconds=live_seconds, answer_timeout=answer_timeout, start_timeout=start_timeout)
     require_factory(worker_factory, _FACTORY, "without arguments")
     manager = worker_factory()
     require_manager(manager, _FACTORY)
@@ -80,7 +92,8 @@ async def check_worker(
         host, port, network = endpoint(thing, _FACTORY)
         limits = (answer_timeout, prompt, tolerance, live_seconds, longest_prompt, api_key)
         if network is not None:
-            return await _judge(Subject(host, port, network, *limits), given, checks, start_timeout, on_outcome)
+            with repeatable(network):
+                return await _judge(Subject(host, port, network, *limits), given, checks, start_timeout, on_outcome)
         async with open_network() as sockets:
             return await _judge(Subject(host, port, sockets, *limits), given, checks, start_timeout, on_outcome)
 
@@ -130,6 +143,8 @@ async def _run(subject: Subject, check: Check) -> tuple[Outcome, bool]:
         return Outcome(check.name, "skipped", str(exc)), False
     except Broken as exc:
         reason, silent = str(exc), isinstance(exc, Silent)
+    except KeyError as exc:
+        reason = f"the answer has no {exc}"
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         reason = f"the answer has another form than the contract says: {type(exc).__name__}: {exc}"
     last = subject.last

@@ -199,9 +199,14 @@ class Subject:
         return found
 
     @asynccontextmanager
-    async def live(self, rid: str, share: float = 1.0, *, stream: bool = True) -> AsyncIterator[Live]:
-        """A generation that still runs: for `share` of `live_seconds`, if nobody ends it. Raises `Inapplicable`."""
-        count = self.live_tokens(share)
+    async def live(
+        self, rid: str, share: float = 1.0, *, stream: bool = True, count: int | None = None
+    ) -> AsyncIterator[Live]:
+        """A generation that still runs: for `share` of `live_seconds`, if nobody ends it; or one of `count` tokens.
+
+        Raises `Inapplicable`.
+        """
+        count = self.live_tokens(share) if count is None else count
         connection = await self.dial()
         try:
             live = Live(
@@ -265,6 +270,18 @@ class Live:
         expect(bool(values), "the stream ended without an event")
         found: dict[str, Any] = values[0]
         return found
+
+    async def shows(self, count: int) -> int:
+        """Wait for an event with so many tokens, or for the end; how many the last event has."""
+        response, shown = self.exchange.response, 0
+        rest = b"".join(response.parts).rpartition(b"\n\n")[2]
+        with trio.move_on_after(self.subject.patience):
+            while shown < count and await self.ongoing.more():
+                *events, rest = (rest + response.parts[-1]).split(b"\n\n")
+                for event in events:
+                    if event.startswith(b"data: {"):
+                        shown = json.loads(event[6:])["meta_info"]["completion_tokens"]
+        return shown
 
     async def rest(self) -> list[dict[str, Any]]:
         """All events, once the stream has ended."""

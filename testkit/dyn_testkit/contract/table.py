@@ -72,7 +72,21 @@ def expect(holds: bool, otherwise: str) -> None:
 
 def equal(what: str, got: object, wanted: object) -> None:
     """Raises `Broken` unless the two are the same."""
-    expect(got == wanted, f"{what}: got {short(got)}, the contract says {short(wanted)}")
+    expect(same(got, wanted), f"{what}: got {short(got)}, the contract says {short(wanted)}")
+
+
+def same(one: object, other: object) -> bool:
+    """Equal, and of the same JSON types: typed clients refuse 5.0 and true where 5 is due."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def number(value: object) -> bool:
+    """It is a JSON number; whether a whole one is spelled -1 or -1.0 is the writer's business."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def short(value: object, limit: int = 300) -> str:

@@ -129,7 +129,7 @@ def folded(response: Response) -> dict[str, Any]:
     for dialect in DIALECTS:
         if not any(misspelt(events, at, dialect) for at in range(len(events))):
             return fold(events, dialect)
-    raise AssertionError(f"a stream in no dialect, or in several: {events!r}")
+    raise AssertionError(f"a stream in no dialect, or in several\n  {events!r}")
 
 
 def misspelt(events: Sequence[Mapping[str, Any]], at: int, dialect: Dialect) -> str:

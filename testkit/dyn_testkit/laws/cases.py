@@ -27,7 +27,7 @@ MODEL = Model(vocab_size=40, context_length=4096)
 CUTS: tuple[What, ...] = (faults.CLOSE, faults.RESET)
 
 #: Fields that mean nothing to SGLang or to a router, with values that a careless one would spoil.
-_STRANGE: dict[str, Any] = {
+STRANGE: dict[str, Any] = {
     "labels_of_mine": {"a": [1, 2.50, None], "ü": "\ud83d\ude00\n"},
     "conversation_id": "c/1",
     "a_future_field": 2**63 - 1,
@@ -54,7 +54,7 @@ def bodies(model: Model = MODEL, max_tokens: int = MAX_TOKENS) -> st.SearchStrat
     dressed = st.builds(
         partial(_dressed, model),
         requests(model, max_tokens),
-        strange=dictionaries({}, {name: st.just(value) for name, value in _STRANGE.items()}),
+        strange=dictionaries({}, {name: st.just(value) for name, value in STRANGE.items()}),
         stream=st.booleans(),
         most=st.one_of(st.integers(0, max_tokens), st.integers(5, max_tokens)),
         least=st.one_of(st.just(0), st.integers(0, max_tokens)),

@@ -25,6 +25,8 @@ from dyn_testkit.worker import Dialect
 MIGRATABLE_HEADER = "x-dyn-relay-migratable"
 #: Prompt metadata that depends on the attempt that computed it.
 _FIRST_ATTEMPT = ("cached_tokens", "cached_tokens_details")
+#: Bytes of a body that are shown from where it is wrong.
+_SHOWN = 60
 #: SGLang cuts off nothing, but logs and headers carry rids: none of ours is longer.
 MAX_RID = 128
 
@@ -50,7 +52,8 @@ def equivalence(seen: Observed, oracle: Oracle) -> None:
         _require(not wrong, law, seen, "; ".join(wrong))
         return
     events = response.events()
-    _require(bool(events) and events[-1] == b"[DONE]", law, seen, "no [DONE] at the end")
+    crlf = "; its lines end with CRLF, SGLang's with LF" if b"\r\n\r\n" in response.body else ""
+    _require(bool(events) and events[-1] == b"[DONE]", law, seen, f"no [DONE] at the end{crlf}")
     values = response.values()
     _require(len(values) == len(events) - 1, law, seen, "[DONE] in the middle")
     errors = [value["error"] for value in values if "error" in value]
@@ -270,14 +273,29 @@ def verbatim(seen: Observed) -> None:
     """The part of `passthrough` about the answer of the only attempt."""
     law = "passthrough"
     answer = seen.attempts[0].answer
-    if not answer.complete or (answer.status >= 500 and not seen.response.complete):
+    # Whoever has [DONE] may hang up: what would come is the last chunk.
+    whole = answer.complete or (seen.case.streaming and answer.events()[-1:] == [b"[DONE]"])
+    if not whole or (answer.status >= 500 and not seen.response.complete):
         loud = seen.response.status >= 500 or not seen.response.complete
         _require(loud, law, seen, "the worker failed by itself, and its client does not see it")
         return
     _require(seen.response.status == answer.status, law, seen, f"the worker said {answer.status}")
-    _require(seen.response.body == answer.body, law, seen, f"the worker sent {answer.body!r}")
-    kind = seen.response.header("content-type")
-    _require(kind == answer.header("content-type"), law, seen, f"the content type became {kind!r}")
+    same = seen.response.body == answer.body
+    _require(same, law, seen, f"the body is not the worker's\n  {_parting(answer.body, seen.response.body)}")
+    sent, kind = (said.header("content-type") or "" for said in (answer, seen.response))
+    _require(_media_type(kind) == _media_type(sent), law, seen, f"the content type {sent!r} became {kind!r}")
+
+
+def _parting(sent: bytes, got: bytes) -> str:
+    """Where two bodies part, and how they go on."""
+    pairs = enumerate(zip(sent, got, strict=False))
+    at = next((at for at, (one, other) in pairs if one != other), min(len(sent), len(got)))
+    return f"at byte {at} the worker sent {sent[at : at + _SHOWN]!r}, the client got {got[at : at + _SHOWN]!r}"
+
+
+def _media_type(header: str) -> list[str]:
+    """A content type, however it is spelled."""
+    return [part.strip().lower() for part in header.split(";")]
 
 
 def no_false_success(seen: Observed, oracle: Oracle, *, loud: bool = True) -> None:

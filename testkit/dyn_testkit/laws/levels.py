@@ -17,8 +17,9 @@ from dyn_relay.net import Network
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.laws.laws import MIGRATABLE_HEADER
 from dyn_testkit.laws.observed import Case, Observed
+from dyn_testkit.laws.pieces import pieces
 from dyn_testkit.laws.stage import Stage
-from dyn_testkit.simnet import Fragmentation, SimNetwork
+from dyn_testkit.simnet import SimNetwork
 from dyn_testkit.worker import WorkerOptions
 
 _MAX_EVENT = 1 << 24
@@ -125,7 +126,7 @@ class _Drive:
                 exchange.body(response.body, now())
             return
         splitter = Splitter(_MAX_EVENT)
-        for piece in _pieces(response.body, self._case.fragmentation):
+        for piece in pieces(response.body, self._case.fragmentation):
             self._client.body += exchange.feed(splitter.feed(piece), now())
             if exchange.end is not None:
                 return
@@ -154,17 +155,6 @@ class _Drive:
         client = self._client
         client.headers = [*client.headers[:1], (b"content-type", b"application/json")]
         client.status, client.body = status, body
-
-
-def _pieces(data: bytes, how: Fragmentation) -> list[bytes]:
-    """The data cut as a network would cut it: the listed sizes first, then pieces of the largest size."""
-    found: list[bytes] = []
-    at, sizes = 0, iter(how.sizes)
-    while at < len(data):
-        size = next(sizes, how.largest or len(data))
-        found.append(data[at : at + size])
-        at += size
-    return found
 
 
 #: Rows that the router wrote since it was last asked, and what must be 0 by now. Comes back when all is over.

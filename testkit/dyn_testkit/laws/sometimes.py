@@ -43,8 +43,8 @@ def _finished_with(kind: str) -> Callable[[Observed], bool]:
     return lambda seen: _finished_here(seen) and b'"type":"%s"' % kind.encode() in seen.response.body
 
 
-#: Every known goal: its name and how to tell that it happened.
-GOALS: dict[str, Callable[[Observed], bool]] = {
+#: Goals of any backend: a name, and how to tell that it happened.
+ANY: dict[str, Callable[[Observed], bool]] = {
     "nothing happens": lambda seen: not any(attempt.fired for attempt in seen.attempts),
     "one kill": _kills(1),
     "two kills in one request": _kills(2),
@@ -61,16 +61,21 @@ GOALS: dict[str, Callable[[Observed], bool]] = {
     "continued twice": lambda seen: len({seen.resumed(number) for number in range(len(seen.attempts))} - {0}) > 1,
     "begun again, nothing was delivered": lambda seen: len(seen.attempts) > 1 and not seen.resumed(1),
     "dialect changed across a cut": _other_dialect,
+    "nobody left": lambda seen: seen.all_fired and not _finished_here(seen),
+    "one byte a read": lambda seen: seen.case.fragmentation.largest == 1,
+}
+#: Those that look at SGLang's fields.
+SGLANG: dict[str, Callable[[Observed], bool]] = {
     "budget spent at the cut": _finished_with("length"),
     "stop token delivered, finish lost": _finished_with("stop"),
     "stream": lambda seen: seen.case.streaming,
     "unary": lambda seen: not seen.case.streaming,
-    "nobody left": lambda seen: seen.all_fired and not _finished_here(seen),
     "no token asked for": lambda seen: seen.request["sampling_params"].get("max_new_tokens") == 0,
-    "one byte a read": lambda seen: seen.case.fragmentation.largest == 1,
     "logprobs of the prompt": lambda seen: b'"input_token_logprobs":[[' in seen.response.body,
     "cached tokens": lambda seen: b'"cached_tokens_details":{' in seen.response.body,
 }
+#: Every known goal.
+GOALS = ANY | SGLANG
 
 
 class Sometimes:

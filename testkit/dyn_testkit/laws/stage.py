@@ -7,7 +7,7 @@ One case at a time. A router in front of the stage may choose its workers as it 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 import trio
@@ -16,16 +16,22 @@ from dyn_relay.net import Connection, Listener, Network
 from dyn_testkit.engine import EMPTY, Model, Sampling, generate, mix
 from dyn_testkit.faults import Fault, FaultPlan, Kind, Seen, Spot, What, Where
 from dyn_testkit.laws.observed import Attempt, Case
+from dyn_testkit.laws.pieces import pieces
+from dyn_testkit.simnet import WHOLE, Fragmentation
 from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
 
+#: s between two pieces.
+_BETWEEN = 0.0005
 
-class _TappedConnection:
-    """A connection that keeps a copy of what is sent on it."""
 
-    def __init__(self, connection: Connection) -> None:
+class TappedConnection:
+    """A connection that keeps a copy of what is sent on it, and sends it in pieces: `how` is asked each time."""
+
+    def __init__(self, connection: Connection, how: Callable[[], Fragmentation]) -> None:
         self.peer = connection.peer
         self.sent = bytearray()
         self._connection = connection
+        self._how = how
         self.receive = connection.receive
         self.wait_closed = connection.wait_closed
         self.quiet = connection.quiet
@@ -35,7 +41,10 @@ class _TappedConnection:
 
     async def send(self, data: bytes) -> None:
         self.sent += data
-        await self._connection.send(data)
+        for number, piece in enumerate(pieces(data, self._how())):
+            if number:  # time for the reader to see the last one alone
+                await trio.sleep(_BETWEEN)
+            await self._connection.send(piece)
 
     def offer(self, data: bytes) -> bool:
         return self._connection.offer(data)
@@ -46,14 +55,14 @@ class _TappedConnection:
 
 
 class _TappedListener:
-    def __init__(self, listener: Listener, connections: list[_TappedConnection]) -> None:
+    def __init__(self, listener: Listener, tap: _Tap) -> None:
         self.host, self.port = listener.host, listener.port
         self._listener = listener
-        self._connections = connections
+        self._tap = tap
 
     async def accept(self) -> Connection:
-        connection = _TappedConnection(await self._listener.accept())
-        self._connections.append(connection)
+        connection = TappedConnection(await self._listener.accept(), lambda: self._tap.how)
+        self._tap.connections.append(connection)
         return connection
 
     def close(self) -> None:
@@ -64,13 +73,15 @@ class _Tap:
     """A network for one worker: what it says stays readable, connection by connection, in the order of accepting."""
 
     def __init__(self, network: Network) -> None:
-        self.connections: list[_TappedConnection] = []
+        self.connections: list[TappedConnection] = []
+        #: How it is cut on its way.
+        self.how = WHOLE
         self.connect = network.connect
         self.relay = network.relay
         self._network = network
 
     async def listen(self, host: str, port: int) -> Listener:
-        return _TappedListener(await self._network.listen(host, port), self.connections)
+        return _TappedListener(await self._network.listen(host, port), self)
 
 
 class _Part(FaultPlan):
@@ -104,8 +115,13 @@ class Stage:
         options: WorkerOptions | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        *,
+        cuts: bool = False,
     ) -> None:
-        """One worker a dialect, on `host` with `{}` in it replaced by its number."""
+        """One worker a dialect, on `host` with `{}` in it replaced by its number.
+
+        `cuts`: the workers send in pieces, as a case says; for networks that do not cut by themselves.
+        """
         base = options or WorkerOptions()
         self._taps = [_Tap(network) for _ in dialects]
         self._parts = [_Part(self, number) for number in range(len(dialects))]
@@ -113,11 +129,12 @@ class Stage:
             MockWorker(tap, host.format(number), port, replace(base, dialect=dialect), part)
             for number, (tap, part, dialect) in enumerate(zip(self._taps, self._parts, dialects, strict=True))
         ]
+        self._cuts = cuts
         self._case = Case(b"{}")
         #: Stalled answers of this case go on.
         self.released = trio.Event()
         #: (attempt, its connection, where its answer begins in what was sent there).
-        self._entered: list[tuple[Attempt, _TappedConnection, int]] = []
+        self._entered: list[tuple[Attempt, TappedConnection, int]] = []
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
@@ -136,6 +153,8 @@ class Stage:
         self._case = case
         self._entered = []
         self.released = trio.Event()
+        for tap in self._taps:
+            tap.how = case.fragmentation if self._cuts else WHOLE
         prompt = case.request.get("input_ids") or []
         if not all(isinstance(token, int) for token in prompt):
             return

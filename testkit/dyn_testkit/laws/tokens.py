@@ -29,8 +29,9 @@ def equivalence(seen: Observed, whole: Reading) -> None:
 def budget(seen: Observed, whole: Reading, *, own: bool = True) -> None:
     """No attempt asks for more than is left, and a request with nothing left makes none.
 
-    An attempt's prompt is the client's and the first tokens of the answer, and the rest of it is the client's own
-    (`own` False: whatever the router likes).
+    An attempt's prompt is the client's and the first tokens of the answer, and the rest of it is the client's own.
+    `own` False: of a router that writes requests anew, what the first attempt made of the client's fields is repeated
+    by all others.
     """
     law, wire, mine = "budget", seen.case.wire, seen.case.body
     before = 0
@@ -43,8 +44,9 @@ def budget(seen: Observed, whole: Reading, *, own: bool = True) -> None:
         require(not nothing_left, law, seen, f"{what} was made though nothing was left to generate")
         left, asked = max(0, wire.budget(mine) - taken), wire.budget(attempt.body)
         require(asked == left, law, seen, f"{what} asks for {asked}, {left} is left")
-        first, second = (wire.own(body) if own else {} for body in (mine, attempt.body))
-        changed = sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
+        first, second = wire.own(mine if own else seen.attempts[0].body), wire.own(attempt.body)
+        names = {*first, *second} if own else wire.own(mine).keys()
+        changed = sorted(name for name in names if first.get(name) != second.get(name))
         require(not changed, law, seen, f"{what} changed {changed}")
         before = taken
 

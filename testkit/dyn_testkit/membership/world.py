@@ -32,6 +32,12 @@ MODEL = Model(vocab_size=VOCABULARY, context_length=8192)
 TICK = 1.0
 #: Seconds after the last death until nobody is bothered by it any more.
 CALM = 60.0
+#: Seconds within which the router answers its operator.
+_ANSWERED = 30.0
+#: What is read of each worker in the list: its URL, its requests, whether it may get more.
+_ENTRY = ("url", "load", "is_healthy")
+#: Bytes of an answer that are shown.
+_SHOWN = 300
 #: The checks of whole answers and of rows. What is not whole, and what is in flight, is judged here.
 CHECKS = tuple(name for name in checkers.CHECKERS if name not in ("liveness", "leases", "leak"))
 
@@ -232,7 +238,8 @@ class World:
             name = url.removeprefix("http://").partition(":")[0]
             alive = self.members[name].worker.alive
             if entry["is_healthy"] is not alive:
-                raise Broken(f"{name} is {'alive' if alive else 'dead'}, and listed as {entry['state']}")
+                told = entry.get("state") or ("healthy" if entry["is_healthy"] else "not healthy")
+                raise Broken(f"{name} is {'alive' if alive else 'dead'}, and listed as {told}")
             if entry["load"]:
                 raise Broken(f"{name} has a load of {entry['load']}, and nothing is going on")
         held = {name: value for name, value in self.router.gauges.items() if value}
@@ -241,14 +248,23 @@ class World:
 
     async def _listing(self) -> dict[str, dict[str, Any]]:
         answer = await self._control("/workers")
-        workers = answer.json()["workers"]
-        listing = {worker["url"]: worker for worker in workers}
+        try:
+            workers = answer.json()["workers"]
+            listing = {worker["url"]: worker for worker in workers}
+            lacking = {name for name in _ENTRY for worker in workers if name not in worker}
+        except (LookupError, TypeError, ValueError):
+            raise Broken(f"GET /workers is no list of workers: {answer.status} {answer.body[:_SHOWN]!r}") from None
+        if lacking:
+            raise Broken(f"an entry of GET /workers lacks {', '.join(sorted(lacking))}: {answer.body[:_SHOWN]!r}")
         if len(listing) != len(workers):
             raise Broken(f"a worker is listed twice: {[worker['url'] for worker in workers]}")
         return listing
 
     async def _control(self, path: str, body: Mapping[str, Any] | None = None, method: str | None = None) -> Response:
-        return await fetch(self._network.host("operator"), self.router.url, path, body, method=method)
+        with trio.move_on_after(_ANSWERED):
+            return await fetch(self._network.host("operator"), self.router.url, path, body, method=method)
+        verb = method or ("GET" if body is None else "POST")
+        raise Broken(f"the router has not answered {verb} {path} for {_ANSWERED:g} s")
 
 
 def _accepted(answer: Response) -> None:

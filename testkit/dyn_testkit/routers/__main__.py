@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dyn_testkit.laws.answers import DIALECTS
 from dyn_testkit.routers import FLEETS, LAWS, LawsBroken, NoRouter, Outcome, Report, check_router
-from dyn_testkit.routers.command import Ended, expand, program
+from dyn_testkit.routers.command import NotListening, expand, program
 
 _COLOURS = {"held": "green", "broken": "bold red", "not run": "bold red"}
 _NAMES = click.Choice(list(LAWS))
@@ -32,7 +32,14 @@ _NAMES = click.Choice(list(LAWS))
 @click.option("--answer-timeout", type=click.FloatRange(0.1), default=10.0, show_default=True)
 @click.option("--recovery-timeout", type=click.FloatRange(0.1), default=30.0, show_default=True)
 @click.option("--start-timeout", type=click.FloatRange(0.1), default=60.0, show_default=True)
-def main(line: str | None, only: tuple[str, ...], listing: bool, dialect: tuple[Any, ...], **given: Any) -> None:
+def main(
+    line: str | None,
+    only: tuple[str, ...],
+    listing: bool,
+    dialect: tuple[Any, ...],
+    start_timeout: float,
+    **given: Any,
+) -> None:
     """Start a router before mock workers, fail them, and say which laws hold. Exits with 1 if any is broken.
 
     For example: --command 'dyn-relay serve --port {port} --worker-urls={worker} --inhibited-duration-secs 0'
@@ -54,10 +61,14 @@ def main(line: str | None, only: tuple[str, ...], listing: bool, dialect: tuple[
             def show(outcome: Outcome) -> None:
                 status.update(f"{outcome.law.name}: {outcome.verdict}")
 
-            run = partial(check_router, partial(program, line), only=only or None, fleets=fleets, on_outcome=show)
-            report = trio.run(partial(run, raise_on_broken=False, **given))
-    except (NoRouter, Ended, OSError) as exc:
+            # The program's own time to listen ends first: it knows what the program has said.
+            started = partial(program, line, start_timeout)
+            run = partial(check_router, started, start_timeout=2 * start_timeout, fleets=fleets, on_outcome=show)
+            report = trio.run(partial(run, only=only or None, raise_on_broken=False, **given))
+    except (NoRouter, NotListening, OSError) as exc:
         raise click.ClickException(str(exc)) from None
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from None
     if report.broken or report.not_run:
         console.print(escape(str(LawsBroken(report))), highlight=False, soft_wrap=True)
     console.print(_table(report))

@@ -18,12 +18,12 @@ from dyn_testkit.factories import Endpoint
 _LOOK = 0.05
 #: s between SIGTERM and SIGKILL.
 _GRACE = 2.0
-#: Bytes of its output that are shown if it ends by itself.
+#: Bytes of its output that are shown if it does not come to listen.
 _TAIL = 2000
 
 
-class Ended(Exception):
-    """The program has ended before it listened; the message holds the end of its output."""
+class NotListening(Exception):
+    """The program has ended, or not listened in time; the message holds the end of its output."""
 
 
 def expand(line: str, workers: Sequence[str], ports: Sequence[int]) -> list[str]:
@@ -49,8 +49,11 @@ def expand(line: str, workers: Sequence[str], ports: Sequence[int]) -> list[str]
 
 
 @asynccontextmanager
-async def program(line: str, workers: Sequence[str]) -> AsyncIterator[Endpoint]:
-    """Run it, in a process group of its own, and wait until it listens. Raises `Ended`, `OSError`, `ValueError`."""
+async def program(line: str, seconds: float, workers: Sequence[str]) -> AsyncIterator[Endpoint]:
+    """Run it, in a process group of its own, and wait until it listens, so many seconds at most.
+
+    Raises `NotListening`, `OSError`, `ValueError`.
+    """
     ports = _free_ports(2)
     words = expand(line, workers, ports)
     with tempfile.TemporaryFile() as output:
@@ -58,11 +61,17 @@ async def program(line: str, workers: Sequence[str]) -> AsyncIterator[Endpoint]:
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
+            began = trio.current_time()
             while not await _listens(ports[0]):
+                why = ""
                 if process.poll() is not None:
+                    why = f"has ended with status {process.returncode}"
+                elif trio.current_time() - began > seconds:
+                    why = f"does not listen on 127.0.0.1:{ports[0]} after {seconds:g} s"
+                if why:
                     output.seek(max(0, output.tell() - _TAIL))
                     said = output.read().decode("utf-8", "replace")
-                    raise Ended(f"{words[0]} has ended with status {process.returncode}. It said:\n{said}")
+                    raise NotListening(f"{words[0]} {why}. It said:\n{said}")
                 await trio.sleep(_LOOK)
             yield Endpoint(f"http://127.0.0.1:{ports[0]}")
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -11,7 +12,16 @@ import trio
 
 from dyn_relay.net import Network
 from dyn_relay.sockets import open_network
-from dyn_testkit.factories import NotStarted, chosen, endpoint, require_factory, require_manager, within
+from dyn_testkit.factories import (
+    NotStarted,
+    chosen,
+    endpoint,
+    repeatable,
+    require_factory,
+    require_manager,
+    require_seconds,
+    within,
+)
 from dyn_testkit.laws import Stage
 from dyn_testkit.laws.answers import DIALECTS
 from dyn_testkit.laws.cases import MODEL
@@ -23,7 +33,7 @@ from dyn_testkit.worker import Dialect, WorkerOptions
 
 #: More workers than any trial but the hopeless ones can fail, all of one dialect; and one fleet of all.
 FLEETS: tuple[tuple[Dialect, ...], ...] = (*((dialect,) * 4 for dialect in DIALECTS), (*DIALECTS, "cumulative"))
-OPTIONS = WorkerOptions(model=MODEL, min_new_tokens_needs_tokenizer=False)
+OPTIONS = WorkerOptions(model=MODEL, min_new_tokens_needs_tokenizer=False, lora_adapters=("adapter",))
 _FACTORY = "router_factory"
 #: Simpler cases that are tried for a counter-example.
 _SHRINKS = 24
@@ -63,7 +73,7 @@ async def check_router(
         network: Where the workers listen and the router is reached: a `SimNetwork`, say. None: real sockets.
         fleets: The dialects of the workers, fleet by fleet. Give fewer to a router that needs all workers alike.
         examples: So many of Hypothesis's examples, besides the hard cases.
-        seed: Other examples.
+        seed: Other examples; on a network in memory also another order of what happens at the same time.
         counterexamples: How many are kept of each law; as many requests that never end, and the run is over.
         answer_timeout: Seconds within which a request must end once the faults have stopped.
         recovery_timeout: Seconds within which the router must serve again when all workers are well.
@@ -81,14 +91,19 @@ async def check_router(
     """
     names = chosen(LAWS, only, skip, "LAWS")
     require_factory(router_factory, _FACTORY, "of the workers' URLs")
+    require_seconds(answer_timeout=answer_timeout, recovery_timeout=recovery_timeout, start_timeout=start_timeout)
     if not fleets or not all(fleets):
         raise ValueError("fleets= needs at least one fleet, and that a worker")
+    for dialect in itertools.chain(*fleets):
+        if dialect not in DIALECTS:
+            raise ValueError(f"fleets= has fleets of {', '.join(DIALECTS)}, not of {dialect!r}")
     report = Report.of(names)
     extra = drawn(examples, seed)
     run = _Run(report, extra, counterexamples, answer_timeout, recovery_timeout, start_timeout, on_outcome)
     failure: Exception | None = None
     if network is not None:
-        failure = await run.fleets(router_factory, network, fleets)
+        with repeatable(network, seed):
+            failure = await run.fleets(router_factory, network, fleets)
     else:
         async with open_network() as sockets:
             failure = await run.fleets(router_factory, sockets, fleets)
@@ -115,7 +130,7 @@ class _Run:
     ) -> Exception | None:
         """Fleet by fleet; what is to be raised comes back."""
         for fleet in fleets:
-            stage = Stage(network, fleet, OPTIONS)
+            stage = Stage(network, fleet, OPTIONS, cuts=True)
             failure: Exception | None = None
             async with trio.open_nursery() as nursery:
                 await nursery.start(stage.run)

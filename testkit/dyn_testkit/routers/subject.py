@@ -9,16 +9,17 @@ import trio
 
 from dyn_relay.net import ConnectFailed, Network
 from dyn_testkit.client import Response, begin
-from dyn_testkit.faults import Kind
+from dyn_testkit.faults import Kind, Spot
 from dyn_testkit.laws import Stage
 from dyn_testkit.laws.laws import MIGRATABLE_HEADER
 from dyn_testkit.laws.observed import Case, Observed
+from dyn_testkit.laws.stage import TappedConnection
 from dyn_testkit.routers.trials import PROBE
 from dyn_testkit.worker import Dialect
 
 #: s between two looks at something that has no event.
 _LOOK = 0.005
-#: s that a worker stays silent.
+#: s that a worker stays silent, at least.
 _SILENCE = 0.3
 
 
@@ -48,6 +49,8 @@ class Subject:
     #: Requests whose generation it has continued.
     continued: int = 0
     hangs: int = 0
+    #: Cases in which a silent worker's events did not come to the client before the silence was over.
+    withheld: set[Case] = field(default_factory=set)
     _known: dict[Case, Observed | Hung] = field(default_factory=dict)
 
     @property
@@ -81,42 +84,88 @@ class Subject:
     async def ask(self, case: Case) -> Observed:
         """Send a request and read the answer to its end. Raises `Hung`."""
         self.stage.begin(case)
-        response = Response(broken="it could not be reached")
-        silence = _SILENCE if any(fault and fault[1].kind is Kind.STALL for fault in case.faults) else 0.0
-        with trio.move_on_after(silence + self.answer_timeout) as scope:
+        seen = Observed(case, Response())
+        silent = any(fault and fault[1].kind is Kind.STALL for fault in case.faults)
+        with trio.move_on_after(self.answer_timeout) as scope:
             async with trio.open_nursery() as nursery:
-                if silence:
-                    nursery.start_soon(self._end_of_silence, silence)
-                try:
-                    connection = await self.network.connect(self.host, self.port)
-                except ConnectFailed:
-                    pass
-                else:
-                    response.broken = ""
-                    try:
-                        ongoing = await begin(connection, "/generate", case.body, headers={"connection": "close"})
-                        response = ongoing.response
-                        await ongoing.rest()
-                    finally:
-                        connection.close()
+                if silent:
+                    scope.deadline += _SILENCE + self.answer_timeout
+                    nursery.start_soon(self._silence, seen)
+                await self._talk(seen)
                 nursery.cancel_scope.cancel()
-        seen = Observed(case, response, self.stage.attempts)
+        await self._settle(seen)
         if scope.cancelled_caught:
-            await self._quiet()
             raise Hung(f"liveness: no end within {self.answer_timeout:g} s after the faults have stopped\n{seen}")
+        return seen
+
+    async def together(self, cases: Sequence[Case]) -> list[Observed]:
+        """Send requests at the same time, and read what comes in time; which attempts are whose is not known."""
+        self.stage.begin(cases[0])
+        found = [Observed(case, Response()) for case in cases]
+        with trio.move_on_after(self.answer_timeout):
+            async with trio.open_nursery() as nursery:
+                for seen in found:
+                    nursery.start_soon(self._talk, seen)
+        return found
+
+    async def leave(self, case: Case) -> None:
+        """Send a request, and go away while its worker is silent: nobody may generate for it then. Raises `Hung`."""
+        self.stage.begin(case)
+        seen = Observed(case, Response())
+        with trio.move_on_after(self.answer_timeout):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._talk, seen)
+                while not any(attempt.fired for attempt in self.stage.attempts):  # noqa: ASYNC110 - it has no event
+                    await trio.sleep(_LOOK)
+                nursery.cancel_scope.cancel()
+        fired = any(attempt.fired for attempt in self.stage.attempts)
+        quiet = await self._quiet()
+        await self._settle(seen)
+        if not fired:
+            raise Hung(f"liveness: no worker has come to a third token within {self.answer_timeout:g} s\n{seen}")
+        if not quiet:
+            raise Hung(f"liveness: {self.answer_timeout:g} s after a client has left, a worker still generates\n{seen}")
+
+    async def _talk(self, seen: Observed) -> None:
+        """Send the request; read the answer, as far as it comes, into `seen.response`."""
+        case = seen.case
+        try:
+            connection = await self.network.connect(self.host, self.port)
+        except ConnectFailed:
+            seen.response.broken = "it could not be reached"
+            return
+        try:
+            cut = TappedConnection(connection, lambda: case.fragmentation)
+            ongoing = await begin(cut, "/generate", case.body, headers={"connection": "close"})
+            seen.response = ongoing.response
+            await ongoing.rest()
+        finally:
+            connection.close()
+
+    async def _silence(self, seen: Observed) -> None:
+        """The workers go on after a while, and not before what was sent till then has come to a client that streams."""
+        await trio.sleep(_SILENCE)
+        if seen.case.streaming and _speaks_before(seen.case):
+            with trio.move_on_after(self.answer_timeout) as scope:
+                while b"data: " not in b"".join(seen.response.parts):  # noqa: ASYNC110 - it has no event
+                    await trio.sleep(_LOOK)
+            if scope.cancelled_caught:
+                self.withheld.add(seen.case)
+        await self.stage.mend()
+
+    async def _settle(self, seen: Observed) -> None:
+        """The workers come back, and have nothing left to do."""
+        await self.stage.mend()
         await self._quiet()
-        return replace(seen, attempts=self.stage.attempts)
+        seen.attempts = self.stage.attempts
 
-    async def _end_of_silence(self, silence: float) -> None:
-        await trio.sleep(silence)
-        await self.stage.mend()
-
-    async def _quiet(self) -> None:
-        """The workers come back, and have nothing left to do (or a second is over)."""
-        await self.stage.mend()
-        with trio.move_on_after(1):
+    async def _quiet(self) -> bool:
+        """Wait until no worker generates; False if that does not come."""
+        with trio.move_on_after(self.answer_timeout):
             while not self.stage.quiet:  # noqa: ASYNC110 - it has no event
                 await trio.sleep(_LOOK)
+            return True
+        return False
 
     async def recover(self, after: Observed | None = None) -> Response:
         """Plain requests until as many in a row are answered as there are workers. Raises `Hung`."""
@@ -137,6 +186,11 @@ class Subject:
             f"liveness: all workers are well, and for {self.recovery_timeout:g} s the router has not answered "
             f"{len(self.fleet)} plain requests in a row; it says {said}{story}"
         )
+
+
+def _speaks_before(case: Case) -> bool:
+    """The worker has sent events when it goes silent."""
+    return any(fault and fault[0].spot is not Spot.AT_HEAD for fault in case.faults)
 
 
 def _longer(seen: Observed, number: int) -> bool:

@@ -49,10 +49,14 @@ def law(number: int, *sources: Trials, draws: bool = False) -> Callable[[Check],
     return register
 
 
-@law(1, trials.faulted, draws=True)
+@law(1, trials.faulted, trials.crowded, draws=True)
 async def equivalence(subject: Subject, trial: Trial) -> None:
-    """The client's answer equals the uninterrupted one."""
-    laws.equivalence(await subject.observe(trial.case), ORACLE)
+    """The client's answer equals the uninterrupted one, also if others ask at the same time."""
+    if trial.beside:
+        for seen in await subject.together((trial.case, *trial.beside)):
+            laws.equivalence(seen, ORACLE)
+    else:
+        laws.equivalence(await subject.observe(trial.case), ORACLE)
 
 
 @law(2, trials.refused)
@@ -127,7 +131,17 @@ async def no_false_success(subject: Subject, trial: Trial) -> None:
         laws.truncation(seen, ORACLE, kept)
 
 
-@law(10, trials.faulted, trials.hopeless, trials.stalled, trials.refused, draws=True)
+@law(10, trials.faulted, trials.hopeless, trials.stalled, trials.left, trials.refused, draws=True)
 async def liveness(subject: Subject, trial: Trial) -> None:
-    """When faults stop, every request ends in time, and the router serves again."""
-    await subject.observe(trial.case)
+    """When faults stop, every request ends in time, and the router serves again.
+
+    What a worker has sent reaches the client while the worker is silent; nobody generates for a client that has left.
+    """
+    if trial.leaves:
+        await subject.leave(trial.case)
+        return
+    seen = await subject.observe(trial.case)
+    shown = seen.case not in subject.withheld
+    laws.tokens.require(
+        shown, "liveness", seen, "a stream is held back: its worker fell silent, and nothing of it came"
+    )

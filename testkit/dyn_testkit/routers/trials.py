@@ -13,10 +13,11 @@ from hypothesis import seed as seeded
 from hypothesis import strategies as st
 
 from dyn_testkit import faults
+from dyn_testkit.engine import Sampling, generate
 from dyn_testkit.faults import What, Where
 from dyn_testkit.laws import cases as some
 from dyn_testkit.laws.observed import Case, Planned
-from dyn_testkit.simnet import WHOLE
+from dyn_testkit.simnet import WHOLE, Fragmentation
 
 #: More attempts than any router makes of one request.
 _ALL = 64
@@ -30,6 +31,10 @@ class Trial:
     reason: str = ""
     #: No worker would take it: a router may say so itself.
     invalid: bool = False
+    #: Requests that are sent at the same time.
+    beside: tuple[Case, ...] = ()
+    #: The client goes away when the fault has happened.
+    leaves: bool = False
 
 
 _SAMPLING: dict[str, Any] = {"max_new_tokens": 9, "temperature": 0}
@@ -51,6 +56,32 @@ _PLACES: tuple[tuple[Where, What], ...] = (
     (faults.AT_HEAD, faults.status(503)),
     (faults.at_token(4), faults.abort_event(500)),
 )
+#: Fields that a continuation must repeat, with values that are easily lost or spoiled on the way.
+_REPEATED: dict[str, Any] = {
+    "rid": "e",
+    "return_logprob": True,
+    "top_logprobs_num": 2,
+    "token_ids_logprob": [4, 39],
+    "return_prompt_token_ids": True,
+    "lora_path": "adapter",
+    **some.STRANGE,
+    "priority": -3,  # within what a typed router takes
+}
+_SAMPLED: dict[str, Any] = {
+    "max_new_tokens": 9,
+    "min_new_tokens": 7,
+    "temperature": 0.7,
+    "top_p": 0.9,
+    "top_k": 20,
+    "min_p": 0.01,
+    "sampling_seed": 2**63 - 1,
+    "logit_bias": {"3": 1.5},
+    "ignore_eos": True,
+}
+#: Requests at a time.
+_CROWD = 6
+#: How bytes are cut on their way: into many pieces, or now and then.
+_SMALL, _HALVES = Fragmentation(11), Fragmentation(301, (150, 40, 90))
 _STALLS = (faults.AT_HEAD, faults.at_token(3), faults.AFTER_FINISH)
 _NEEDED = ("input_ids", "sampling_params", "stream")
 #: Fields with the reason for which a router must not continue a request with them.
@@ -80,9 +111,11 @@ def _case(fields: dict[str, Any], plan: tuple[Planned, ...] = (), *, stream: boo
     return Case(json.dumps({**plain, **fields, "stream": stream}).encode(), plan)
 
 
-def _both(plan: tuple[Planned, ...]) -> Iterator[Trial]:
+def _both(plan: tuple[Planned, ...], last: int = 7) -> Iterator[Trial]:
+    """Unary and stream, with a prompt that ends with `last`."""
     for stream in (True, False):
-        yield Trial(_case({"rid": "b", "return_logprob": True}, plan, stream=stream))
+        fields = {"rid": "b", "return_logprob": True, "input_ids": [5, 6, last]}
+        yield Trial(_case(fields, plan, stream=stream))
 
 
 @cache
@@ -94,7 +127,37 @@ def faulted() -> tuple[Trial, ...]:
     trials += _both(((faults.at_token(3), faults.CLOSE), (faults.at_token(2), faults.RESET)))
     for stream in (True, False):  # nameless, without logprobs
         trials += [Trial(_case({}, ((faults.at_token(4), faults.CLOSE),), stream=stream))]
-    return tuple(trials)
+    pieces = [_in_pieces(trial, _SMALL) for trial in _both(((faults.at_token(2), faults.CLOSE),))]
+    return (*trials, *rich(), *pieces)
+
+
+def _in_pieces(trial: Trial, how: Fragmentation) -> Trial:
+    return replace(trial, case=replace(trial.case, fragmentation=how))
+
+
+@cache
+def rich() -> tuple[Trial, ...]:
+    """Requests whose continuations have many fields to repeat; what is lost changes the answer, where it can."""
+    found = []
+    for sampling in (_SAMPLED, _stopping()):
+        for place in ((faults.at_token(2), faults.CLOSE), (faults.inside_json(4, 60), faults.RESET)):
+            fields = {**_REPEATED, "sampling_params": sampling}
+            found += [Trial(_case(fields, (place,), stream=stream)) for stream in (True, False)]
+    return tuple(found)
+
+
+def _stopping() -> dict[str, Any]:
+    """With a stop token after every cut of `rich`, and another one that is due there but for `min_new_tokens`."""
+    sampling: dict[str, Any] = {"max_new_tokens": 50, "temperature": 0}
+    early = _tokens(sampling)[4]
+    sampling |= {"min_new_tokens": 5, "stop_token_ids": [early]}
+    return {**sampling, "stop_token_ids": [early, _tokens(sampling)[7]]}
+
+
+def _tokens(sampling: dict[str, Any]) -> list[int]:
+    """What `_PLAIN` is answered under this sampling, with the adapter of `_REPEATED`."""
+    steps = generate(some.MODEL, _PLAIN["input_ids"], Sampling.parse(sampling), _REPEATED["lora_path"])
+    return [step.token for step in steps]
 
 
 @cache
@@ -105,19 +168,36 @@ def streamed() -> tuple[Trial, ...]:
 
 @cache
 def hopeless() -> tuple[Trial, ...]:
-    """Every attempt fails."""
+    """Every attempt fails, each time of another prompt: a router may take it for what kills."""
     places = (
         (faults.AT_HEAD, faults.CLOSE),
         (faults.at_token(2), faults.RESET),
         (faults.inside_json(1, 40), faults.CLOSE),
     )
-    return tuple(trial for place in places for trial in _both((place,) * _ALL))
+    return tuple(trial for last, place in enumerate(places, 20) for trial in _both((place,) * _ALL, last))
 
 
 @cache
 def stalled() -> tuple[Trial, ...]:
     """A worker goes silent, and comes back when the faults stop."""
-    return tuple(trial for where in _STALLS for trial in _both(((where, faults.STALL),)))
+    return tuple(trial for where in _STALLS for trial in _both(((where, faults.STALL),), 9))
+
+
+@cache
+def left() -> tuple[Trial, ...]:
+    """A worker goes silent among its tokens, and the client away."""
+    return tuple(replace(trial, leaves=True) for trial in _both(((faults.at_token(3), faults.STALL),), 9))
+
+
+@cache
+def crowded() -> tuple[Trial, ...]:
+    """Requests at the same time, no two alike."""
+    found = []
+    for stream in (True, False):
+        fields = [{"rid": f"g-{number}.", "input_ids": [5, 6, 10 + number]} for number in range(_CROWD)]
+        first, *others = (_case(more, stream=stream) for more in fields)
+        found.append(Trial(first, beside=tuple(others)))
+    return tuple(found)
 
 
 @cache
@@ -131,10 +211,12 @@ def refused() -> tuple[Trial, ...]:
 
 @cache
 def untouched() -> tuple[Trial, ...]:
-    """No faults: requests of every kind, also such as a worker refuses, and fields that nobody knows."""
+    """No faults: requests of every kind, also such as a worker refuses, fields that nobody knows, bytes in pieces."""
     trials = [_judged(extra, (), stream) for extra in _EXTRAS for stream in (True, False)]
     for fields in (*_HARMLESS, *_INVALID):
         trials += [Trial(_case(fields, stream=stream), invalid=fields in _INVALID) for stream in (True, False)]
+    for stream in (True, False):
+        trials += [_in_pieces(Trial(_case({"rid": "f"}, stream=stream)), how) for how in (_SMALL, _HALVES)]
     return tuple(trials)
 
 
@@ -168,6 +250,8 @@ def drawn(count: int, seed: int) -> tuple[Trial, ...]:
 def simpler(trial: Trial) -> Iterator[Trial]:
     """Trials that are like this one, but less: fewer faults, fewer fields. A reason keeps its fields."""
     case = trial.case
+    if case.fragmentation != WHOLE:
+        yield _in_pieces(trial, WHOLE)
     if len(case.faults) > 2:
         yield replace(trial, case=replace(case, faults=case.faults[:1]))
     for at in range(min(3, len(case.faults))):

@@ -20,8 +20,8 @@ class Client:
 
     def __init__(self, plan: RequestPlan, clients: Clients) -> None:
         self.plan = plan
-        #: Somebody has asked for its abort.
-        self.aborted = False
+        #: When somebody asked for its abort.
+        self.aborted: float | None = None
         self._clients = clients
         self._reader = EventReader(plan.key, clients.watch)
         self._rest = b""
@@ -73,7 +73,8 @@ class Client:
             headers=headers,
             text="" if streamed else response.body.decode("utf-8", "replace"),
             error="the client left" if left else error,
-            left=left or self.aborted,
+            left=left or self.aborted is not None,
+            aborted=self.aborted,
             sent=sent,
             ended=trio.current_time(),
             **fields,

@@ -13,10 +13,10 @@ from dyn_relay.config import Config
 from dyn_testkit import checkers
 from dyn_testkit.checkers import Finding
 from dyn_testkit.determinism import run_seeded
-from dyn_testkit.history import Arrival, Fault, History, Reference, Run, Sample
+from dyn_testkit.history import Arrival, End, Fault, History, Order, Reference, Run, Sample
 from dyn_testkit.oracle import Oracle
 from dyn_testkit.simnet import NetEvent
-from dyn_testkit.simulation.nemeses import AUDITOR, HARMLESS, KINDS, LASTING, PROOFS, Missed, Validated
+from dyn_testkit.simulation.nemeses import AUDITOR, HARMS, KINDS, LASTING, PROOFS, Missed, Validated
 from dyn_testkit.simulation.router import RouterFactory, relay
 from dyn_testkit.simulation.scenario import Plan, PlannedFault, RequestPlan
 from dyn_testkit.simulation.world import World, make_network
@@ -73,10 +73,17 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
                 migration_limit=config.migration_limit,
                 aftermath=AFTERMATH + 2 * config.stall_timeout_secs,
                 patience=plan.patience,
+                notice=_notice(config),
+                inhibited=config.inhibited_duration_secs,
+                silence=AFTERMATH + config.stall_timeout_secs,
             )
             history.rows = [dict(row) for row in world.router.rows]
             history.arrivals = _arrivals(world)
+            history.orders = [
+                Order(worker.url, body.get("rid", "")) for worker in world.workers for body in worker.aborts
+            ]
             history.samples = [Sample(trio.current_time(), dict(world.router.gauges))]
+            history.end = End()
         fleet.cancel_scope.cancel()
     ran.duration = trio.current_time()
 
@@ -88,7 +95,7 @@ async def _play(world: World, ran: Ran) -> None:
     for nemesis in nemeses.values():
         await nemesis.setup(world)
     began = trio.current_time()
-    oracle = Oracle(world.workers[0].options.model)
+    oracle = Oracle(world.workers[0].options.model, routed_experts=True)
 
     async def ask(request: RequestPlan) -> None:
         await trio.sleep_until(began + request.at)
@@ -110,8 +117,8 @@ async def _play(world: World, ran: Ran) -> None:
             world.release(fault)
             return
         for number in world.struck_workers(fault):
-            target, until, harmless = world.workers[number].url, trio.current_time(), fault.kind in HARMLESS
-            history.add(Fault(fault.kind, target, at, until, proof, {"choice": fault.choice}, harmless))
+            target, until, harms = world.workers[number].url, trio.current_time(), HARMS[fault.kind]
+            history.add(Fault(fault.kind, target, at, until, proof, {"choice": fault.choice}, harms))
         world.release(fault)
 
     async with trio.open_nursery() as faults, trio.open_nursery() as clients:
@@ -144,10 +151,16 @@ def reference(oracle: Oracle, request: RequestPlan) -> Reference:
     return Reference(request.key, {**request.body, "stream": False}, 200, text=answer)
 
 
+def _notice(config: Config) -> float:
+    """Seconds in which enough probes begin and end to tell a worker's health."""
+    probes = max(config.health_failure_threshold, config.health_success_threshold) + 1
+    return probes * (config.health_check_interval_secs + config.health_check_timeout_secs)
+
+
 def _arrivals(world: World) -> list[Arrival]:
     """The generations that workers have read from the router; the auditor asks, too."""
     return [
-        Arrival(worker.url, 0.0, body)
+        Arrival(worker.url, 0.0, body, worker.made.get(body.get("rid", "")))
         for worker in world.workers
         for body in (recorded.json() for recorded in worker.generates)
         if body.get("rid") != AUDITOR

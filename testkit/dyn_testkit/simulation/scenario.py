@@ -8,22 +8,30 @@ Plans are what runs, what is saved, and what is made smaller once one has failed
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
+from dyn_relay.config import Config, ConfigError
 from dyn_testkit.simulation.nemeses import KINDS
 from dyn_testkit.users import USERS, Body, Wish
 from dyn_testkit.worker import Dialect
 
+Count = Annotated[int, Meta(ge=0, le=10**6)]
+#: Virtual seconds.
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Share = Annotated[float, Meta(ge=0, le=1)]
 #: Bounds of a number, both included.
-Whole = tuple[int, int]
-Real = tuple[float, float]
+Whole = tuple[Count, Count]
+Real = tuple[Seconds, Seconds]
 
 DIALECTS: tuple[Dialect, ...] = ("cumulative", "incremental", "mixed")
 VOCABULARY = 512
+CONTEXT = 8192
 #: Prompts begin with a number of their own, so that none is the beginning of another.
 _NUMBERED = 4
 
@@ -33,57 +41,64 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str = "default"
     workers: Whole = (3, 5)
-    dialects: tuple[Dialect, ...] = DIALECTS
+    dialects: Annotated[tuple[Dialect, ...], Meta(min_length=1)] = DIALECTS
     #: Seconds a token takes on a worker. One stands for some hundred of a real rollout, which also lasts minutes; but
     #: 32 of them, the cadence that the router asks for, must come within a stall timeout, for it is only told of one.
     tick: Real = (2.0, 12.0)
     #: Tokens a forward pass gives; tokens between two events.
     tokens_per_tick: Whole = (1, 3)
     stream_interval: Whole = (1, 4)
-    eos_rate: float = 0.004
+    eos_rate: Share = 0.004
     requests: Whole = (8, 20)
     #: Requests come, and faults begin, within this time.
-    span: float = 1200.0
+    span: Seconds = 1200.0
     prompt: Whole = (5, 40)
     tokens: Whole = (1, 120)
-    users: tuple[str, ...] = tuple(USERS)
-    streaming: float = 0.6
+    users: Annotated[tuple[str, ...], Meta(min_length=1)] = tuple(USERS)
+    streaming: Share = 0.6
+    experts: Share = 0.3
     faults: Whole = (1, 9)
     kinds: tuple[str, ...] = tuple(KINDS)
     #: The share of runs in which all faults are of one kind: what befalls a request once, befalls it again.
-    alike: float = 0.3
+    alike: Share = 0.3
     #: Seconds until a fault is undone.
     duration: Real = (5.0, 1500.0)
     #: Seconds one way, between any two hosts.
     latency: Real = (0.0, 0.05)
     #: The largest piece that one read gives, one of these; 0: all there is.
-    fragments: tuple[int, ...] = (0, 0, 0, 0, 0, 0, 2000, 300)
-    #: Options of the router.
+    fragments: Annotated[tuple[Count, ...], Meta(min_length=1)] = (0, 0, 0, 0, 0, 0, 2000, 300)
+    #: Options of the router. A request that it cannot continue has nobody else to turn to: it waits for a worker that
+    #: is well and says nothing, until a timeout of its own.
     router: dict[str, Any] = msgspec.field(
-        default_factory=lambda: {"health_check_interval_secs": 60.0, "stall_timeout_secs": 600.0}
+        default_factory=lambda: {
+            "health_check_interval_secs": 60.0,
+            "inhibited_duration_secs": 60.0,
+            "request_timeout_secs": 5400.0,
+            "stall_timeout_secs": 600.0,
+        }
     )
     #: Seconds within which all must have ended once the last fault is undone.
-    patience: float = 7200.0
+    patience: Seconds = 7200.0
 
 
-class WorkerPlan(msgspec.Struct, frozen=True):
+class WorkerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One worker."""
 
     dialect: Dialect
-    tick: float
-    tokens_per_tick: int
-    stream_interval: int
+    tick: Seconds
+    tokens_per_tick: Annotated[int, Meta(ge=1)]
+    stream_interval: Annotated[int, Meta(ge=1)]
 
 
-class RequestPlan(msgspec.Struct, frozen=True):
+class RequestPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One request of one client."""
 
     key: str
-    at: float
+    at: Seconds
     body: Body
 
 
-class PlannedFault(msgspec.Struct, frozen=True):
+class PlannedFault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One fault. `choice` is a number in [0, 1) for whatever else its kind has to choose.
 
     A kind that strikes no worker (clients, all workers) ignores `worker`.
@@ -91,12 +106,12 @@ class PlannedFault(msgspec.Struct, frozen=True):
 
     kind: str
     worker: int
-    at: float
-    duration: float
+    at: Seconds
+    duration: Seconds
     choice: float = 0.0
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One run, in every detail. `seed` steers what has no plan: cuts of reads, the order of tasks, the router."""
 
     scenario: str
@@ -104,36 +119,91 @@ class Plan(msgspec.Struct, frozen=True):
     workers: tuple[WorkerPlan, ...]
     requests: tuple[RequestPlan, ...]
     faults: tuple[PlannedFault, ...]
-    latency: float
-    fragment: int
-    eos_rate: float
+    latency: Seconds
+    fragment: Count
+    eos_rate: Share
     router: dict[str, Any]
-    patience: float
+    patience: Seconds
 
 
 def read(path: Path) -> Scenario:
     """A scenario from a TOML file. Raises `ValueError` that names the key."""
     try:
         scenario = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Scenario)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        verify(scenario)
+    except (ValueError, msgspec.ValidationError) as error:  # of TOML and UTF-8, too
         raise ValueError(f"{path}: {error}") from error
-    verify(scenario, str(path))
     return scenario
 
 
-def verify(scenario: Scenario, source: str = "scenario") -> None:
+def read_plan(path: Path) -> Plan:
+    """A plan from a JSON file. Raises `ValueError` that says what is wrong with it."""
+    try:
+        plan = msgspec.json.decode(path.read_bytes(), type=Plan)
+        verify_plan(plan)
+    except (ValueError, msgspec.DecodeError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    return plan
+
+
+#: The least of a field's lower bound: an answer of no tokens has no place that could be cut.
+_LEAST = {"workers": 1, "requests": 1, "prompt": _NUMBERED, "tokens": 1, "tokens_per_tick": 1, "stream_interval": 1}
+#: Options of the router that a run chooses itself.
+_OURS = frozenset({"host", "port", "worker_urls", "seed", "log_level", "trace_file"})
+
+
+def verify(scenario: Scenario) -> None:
     """Raise `ValueError` that names the field if its value cannot be used."""
-    for name, known in (("users", USERS), ("kinds", KINDS)):
-        unknown = [item for item in getattr(scenario, name) if item not in known]
-        if unknown:
-            raise ValueError(f"{source}: {name}: {unknown[0]!r} is none of {', '.join(known)}")
+    _known("users", scenario.users, USERS)
+    _known("kinds", scenario.kinds, KINDS)
+    if scenario.faults[1] and not scenario.kinds:
+        raise ValueError("kinds: of which kinds shall the faults be?")
     for field in msgspec.structs.fields(scenario):
         value = getattr(scenario, field.name)
-        if field.type in (Whole, Real) and not 0 <= value[0] <= value[1]:
-            raise ValueError(f"{source}: {field.name}: {list(value)} are no bounds")
-    for name, least in (("workers", 1), ("requests", 1), ("prompt", _NUMBERED), ("tokens_per_tick", 1)):
-        if getattr(scenario, name)[0] < least:
-            raise ValueError(f"{source}: {name}: at least {least}, not {getattr(scenario, name)[0]}")
+        if field.type not in (Whole, Real):
+            continue
+        if not value[0] <= value[1]:
+            raise ValueError(f"{field.name}: {list(value)} are no bounds")
+        if value[0] < _LEAST.get(field.name, 0):
+            raise ValueError(f"{field.name}: at least {_LEAST[field.name]}, not {value[0]:g}")
+    if scenario.prompt[1] + scenario.tokens[1] > CONTEXT:
+        raise ValueError(f"prompt, tokens: together beyond a context of {CONTEXT}")
+    _verify_router(scenario.router)
+
+
+def verify_plan(plan: Plan) -> None:
+    """Raise `ValueError` that names what cannot be run."""
+    _known("faults: kind", [fault.kind for fault in plan.faults], KINDS)
+    if not plan.workers or not plan.requests:
+        raise ValueError("workers, requests: at least one of each")
+    for fault in plan.faults:
+        if not 0 <= fault.worker < len(plan.workers):
+            raise ValueError(f"faults: worker: there is no worker {fault.worker} among {len(plan.workers)}")
+        if not 0 <= fault.choice < 1:
+            raise ValueError(f"faults: choice: {fault.choice} is not in [0, 1)")
+    keys = [request.key for request in plan.requests]
+    if len(set(keys)) < len(keys):
+        raise ValueError(f"requests: key: {max(keys, key=keys.count)!r} is there twice")
+    for request in plan.requests:
+        if [type(request.body.get(name)) for name in ("input_ids", "sampling_params")] != [list, dict]:
+            raise ValueError(f"requests: {request.key}: body: no input_ids, or no sampling_params")
+    _verify_router(plan.router)
+
+
+def _known(field: str, values: Iterable[str], known: Collection[str]) -> None:
+    for value in values:
+        if value not in known:
+            raise ValueError(f"{field}: {value!r} is none of {', '.join(known)}")
+
+
+def _verify_router(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name in _OURS or name not in Config.__dataclass_fields__:
+            raise ValueError(f"router: {name!r} is no option" + (" that a scenario chooses" if name in _OURS else ""))
+    try:
+        msgspec.convert(dict(options), Config)
+    except (ConfigError, msgspec.ValidationError) as error:
+        raise ValueError(f"router: {error}") from error
 
 
 def draw(scenario: Scenario, seed: int) -> Plan:
@@ -176,6 +246,7 @@ def _request(scenario: Scenario, random: Random, number: int) -> RequestPlan:
         tokens=random.randint(*scenario.tokens),
         rid=f"request-{number:03d}",
         stream=random.random() < scenario.streaming,
+        experts=random.random() < scenario.experts,
         vocabulary=VOCABULARY,
     )
     return RequestPlan(

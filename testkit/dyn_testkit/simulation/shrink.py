@@ -8,11 +8,14 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from dyn_testkit.simulation.scenario import Plan, PlannedFault, RequestPlan
+from dyn_testkit.users import Body
 
 T = TypeVar("T")
 
 #: Plans that are tried at most.
 TRIES = 400
+#: So many requests, or faults, are few enough to try all pairs.
+FEW = 4
 
 
 def shrink(plan: Plan, fails: Callable[[Plan], bool], tries: int = TRIES) -> Plan:
@@ -38,6 +41,11 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     """Simpler plans, the boldest steps first."""
     yield from (replace(plan, faults=some) for some in _without(plan.faults))
     yield from (replace(plan, requests=some) for some in _without(plan.requests) if some)
+    if len(plan.requests) <= FEW and len(plan.faults) <= FEW:
+        for elsewhere in _elsewhere(plan):
+            yield from (replace(elsewhere, requests=some) for some in _without(plan.requests) if some)
+    if len(set(plan.workers)) > 1:
+        yield replace(plan, workers=plan.workers[:1] * len(plan.workers))
     if len(plan.workers) > 1 and not any(fault.worker == len(plan.workers) - 1 for fault in plan.faults):
         yield replace(plan, workers=plan.workers[:-1])
     if plan.fragment or plan.latency:
@@ -48,6 +56,14 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield from (replace(plan, requests=_put(plan.requests, number, other)) for other in _simpler(request))
     for number, fault in enumerate(plan.faults):
         yield from (replace(plan, faults=_put(plan.faults, number, other)) for other in _milder(fault))
+
+
+def _elsewhere(plan: Plan) -> Iterator[Plan]:
+    """One fault of another worker: which one gets a request follows from the requests before it."""
+    for number, fault in enumerate(plan.faults):
+        for worker in range(len(plan.workers)):
+            if worker != fault.worker:
+                yield replace(plan, faults=_put(plan.faults, number, replace(fault, worker=worker)))
 
 
 def _without(items: Sequence[T]) -> Iterator[tuple[T, ...]]:
@@ -64,20 +80,27 @@ def _put(items: Sequence[T], at: int, item: T) -> tuple[T, ...]:
 
 
 def _simpler(request: RequestPlan) -> Iterator[RequestPlan]:
-    """Earlier, with a shorter prompt (its first two ids tell it from others), fewer tokens, fewer wishes."""
+    """Earlier, with a shorter prompt (its first two ids tell it from others), fewer wishes, fewer tokens."""
     body = request.body
     if request.at:
         yield replace(request, at=0.0)
     if len(body["input_ids"]) > 2:
         yield replace(request, body={**body, "input_ids": body["input_ids"][:2]})
-    tokens = body["sampling_params"]["max_new_tokens"]
-    for fewer in (tokens // 2, tokens - 1):
-        if 0 < fewer < tokens:
-            sampling = {**body["sampling_params"], "max_new_tokens": fewer}
-            yield replace(request, body={**body, "sampling_params": sampling})
     for name in body:
         if name not in ("input_ids", "sampling_params", "rid", "stream"):
-            yield replace(request, body={key: value for key, value in body.items() if key != name})
+            yield replace(request, body=_less(body, name))
+    sampling = body["sampling_params"]
+    for name in sampling:
+        if name != "max_new_tokens":
+            yield replace(request, body={**body, "sampling_params": _less(sampling, name)})
+    tokens = sampling["max_new_tokens"]
+    for fewer in (tokens // 2, tokens - 1):
+        if 0 < fewer < tokens:
+            yield replace(request, body={**body, "sampling_params": {**sampling, "max_new_tokens": fewer}})
+
+
+def _less(fields: Body, name: str) -> Body:
+    return {key: value for key, value in fields.items() if key != name}
 
 
 def _milder(fault: PlannedFault) -> Iterator[PlannedFault]:

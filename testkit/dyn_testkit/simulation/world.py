@@ -8,12 +8,13 @@ from dyn_relay.net import Network
 from dyn_testkit.engine import Model
 from dyn_testkit.simnet import Fragmentation, Link, Observer, SimNetwork
 from dyn_testkit.simulation.clients import Clients
+from dyn_testkit.simulation.nemeses.cuts import CUTS
 from dyn_testkit.simulation.router import Router
-from dyn_testkit.simulation.scenario import VOCABULARY, Plan, PlannedFault
+from dyn_testkit.simulation.scenario import CONTEXT, VOCABULARY, Plan, PlannedFault
 from dyn_testkit.worker import MockWorker, WorkerOptions
 
 #: Kinds of faults that strike a worker which something else may befall at the same time.
-PASSING = frozenset({"cut", "late_cut", "reset", "weights", "leave", "dawdle", "abort_storm"})
+PASSING = frozenset({*CUTS, "hound", "reset", "weights", "leave", "dawdle", "abort_storm"})
 
 
 class World:
@@ -29,12 +30,13 @@ class World:
             for number, options in enumerate(worker_options(plan))
         ]
         #: The version of each worker's weights.
-        self.versions = ["default"] * len(self.workers)
+        self.versions = [worker.options.weight_version for worker in self.workers]
         #: Faults of clients and connections that have struck.
         self.struck: set[PlannedFault] = set()
         self.router: Router
         self._updates = 0
-        self._taken: dict[PlannedFault, tuple[int, ...]] = {}
+        self._taken: dict[PlannedFault, Sequence[int]] = {}
+        self._befallen: dict[PlannedFault, Sequence[int]] = {}
 
     @property
     def auditor(self) -> Network:
@@ -60,8 +62,12 @@ class World:
         return free
 
     def struck_workers(self, fault: PlannedFault) -> Sequence[int]:
-        """The workers that a fault has taken."""
-        return self._taken.get(fault, (fault.worker,))
+        """The workers that a fault has struck."""
+        return self._befallen.get(fault) or self._taken.get(fault) or (fault.worker,)
+
+    def befell(self, fault: PlannedFault, workers: Sequence[int]) -> None:
+        """A fault that takes no worker for itself has struck these."""
+        self._befallen[fault] = workers
 
     def release(self, fault: PlannedFault) -> None:
         """A fault has been undone."""
@@ -70,7 +76,7 @@ class World:
     def new_version(self) -> str:
         """A version of weights that nobody has had."""
         self._updates += 1
-        return f"v{self._updates}"
+        return f"all.{self._updates}"
 
     def name(self, fault: PlannedFault) -> str:
         """The target of a fault, for people."""
@@ -79,7 +85,7 @@ class World:
 
 def worker_options(plan: Plan) -> list[WorkerOptions]:
     """The options of a plan's workers: one model, the rest their own."""
-    model = Model(vocab_size=VOCABULARY, eos_rate=plan.eos_rate, context_length=8192)
+    model = Model(vocab_size=VOCABULARY, eos_rate=plan.eos_rate, context_length=CONTEXT)
     return [
         WorkerOptions(
             model=model,
@@ -88,8 +94,11 @@ def worker_options(plan: Plan) -> list[WorkerOptions]:
             tokens_per_tick=worker.tokens_per_tick,
             stream_interval=worker.stream_interval,
             health_delay=0.5,
+            weight_version=f"{number}.0",
+            routed_experts=True,
+            min_new_tokens_needs_tokenizer=False,
         )
-        for worker in plan.workers
+        for number, worker in enumerate(plan.workers)
     ]
 
 

@@ -84,6 +84,7 @@ def _server_args(worker: MockWorker) -> dict[str, Any]:
         "stream_interval": options.stream_interval,
         "incremental_streaming_output": options.dialect != "cumulative",
         "enable_return_routed_experts": options.routed_experts,
+        "enable_deterministic_inference": True,
         "disaggregation_mode": "null",
     }
 

@@ -71,6 +71,8 @@ class MockWorker:
         #: All requests in the order in which they were read whole; bodies of `/abort_request` in `aborts`.
         self.requests: list[Recorded] = []
         self.aborts: list[dict[str, Any]] = []
+        #: As `Scheduler.made`, over all its lives.
+        self.made: dict[str, list[tuple[str, int, int]]] = {}
         #: Connections accepted so far; requests whose client went away before the answer was out.
         self.dialled = 0
         self.disconnects = 0
@@ -90,7 +92,7 @@ class MockWorker:
         """A fresh process: nothing live, an empty cache, the weights it was started with."""
         self.renderer = Renderer(self.options)
         self.model_path = self.options.model_path
-        self.scheduler = Scheduler(self.options)
+        self.scheduler = Scheduler(self.options, made=self.made)
         self._generator = Generator(self.scheduler, Reader(self.options, self._new_rid, self._next_rank), self.renderer)
 
     @classmethod

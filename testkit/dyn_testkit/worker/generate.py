@@ -58,6 +58,8 @@ class Scheduler:
     #: Counts requests with a negative `logprob_start_len`: the second one kills.
     negative_starts: int = 0
     cache: set[int] = field(default_factory=set)
+    #: Requests that have ended, by rid: which weights made their tokens, (version, start, end).
+    made: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
     _changed: trio.Event = field(default_factory=trio.Event)
 
     def __post_init__(self) -> None:
@@ -78,6 +80,7 @@ class Scheduler:
 
     def leave(self, live: Live) -> None:
         """Forget a request."""
+        self.made[live.job.rid] = [(version, start, end) for version, start, end in live.versions]
         if self.live.get(live.job.rid) is live:
             del self.live[live.job.rid]
         self.changed()
@@ -172,7 +175,7 @@ class Scheduler:
     async def _decode(self, live: Live, inject: Injector, emit: Emit) -> None:
         options, job = self.options, live.job
         interval = job.sampling.stream_interval or options.stream_interval
-        late = options.late_finish or inject.wants_late_finish
+        late = options.late_finish or inject.wants_late_finish  # but a stop string comes with its finish
         inject = replace(inject, budget=engine.budget(options.model, len(job.prompt), job.sampling.max_new_tokens))
         if not inject.budget:
             await self._pass(live)
@@ -194,7 +197,7 @@ class Scheduler:
             sent = due and boundary and not _may_become_a_stop(live)
             if finish is None and count != inject.splits_at and not sent:
                 continue
-            if finish is not None and late and live.abort is None:
+            if finish is not None and late and live.abort is None and not isinstance(finish.get("matched"), str):
                 await emit(live, None)
                 await inject.at(Spot.AT_TOKEN, count)
                 await inject.at(Spot.AFTER_LAST_TOKEN)

@@ -93,6 +93,8 @@ class Injector:
         return whole[at:]
 
     async def _happen(self, fault: Fault, spot: Spot) -> None:
+        if fault in self.plan.revoked:
+            return
         self.plan.record(fault, self.seen)
         what = fault.what
         match what.kind:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dyn_testkit.engine import Model
 
 Dialect = Literal["cumulative", "incremental", "mixed"]
+AbortMatch = Literal["prefix", "exact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class WorkerOptions:
     api_key: str | None = None
     admin_api_key: str | None = None
     #: `/abort_request` of a live rid takes with it those that begin with it (the scheduler's rule), or not.
-    abort_match: Literal["prefix", "exact"] = "prefix"
+    abort_match: AbortMatch = "prefix"
     radix_cache: bool = True
     routed_experts: bool = False
     #: Added to every expert id, so that rows tell which worker made them. Keep it a multiple of `model.experts`.
@@ -56,3 +57,9 @@ class WorkerOptions:
     allow_header_faults: bool = False
     #: Wall clock at the time 0 of trio's clock: wall times in answers are reproducible.
     epoch: float = 1_800_000_000.0
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError`: what nobody knows would silently be something else."""
+        for name, kind in (("dialect", Dialect), ("abort_match", AbortMatch)):
+            if getattr(self, name) not in get_args(kind):
+                raise ValueError(f"{name}: must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}")

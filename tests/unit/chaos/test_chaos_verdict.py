@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.recorded_answers import record
+from tests.recorded_answers import events, record
 
 from dyn_chaos import report
 from dyn_chaos.cli import main
@@ -17,7 +17,7 @@ from dyn_chaos.sampler import GAUGES, MIGRATIONS
 from dyn_chaos.verdict import MOVES, STRIKES, recovery_gaps, verdict
 from dyn_testkit import fold, history
 from dyn_testkit.checkers.rows import HEADER
-from dyn_testkit.history import End, Fault, History, Run, Sample, of_records
+from dyn_testkit.history import End, Fault, History, Record, Run, Sample, of_records
 
 URL = "http://127.0.0.1:1"
 
@@ -42,9 +42,9 @@ def attempt(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    return {"rid": RID, "time": 100.0, "outcome": "done", "status": 200, "migratable": True, "reason": "", "error": "",
-            "prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0, "attempts": [attempt(0), attempt(1)],
-            **changes}  # fmt: skip
+    return {"rid": RID, "time": 100.0, "duration": 2.0, "outcome": "done", "status": 200, "migratable": True,
+            "reason": "", "error": "", "prompt_tokens": 3, "completion_tokens": 4, "cached_tokens": 0,
+            "attempts": [attempt(0), attempt(1)], **changes}  # fmt: skip
 
 
 UNPROTECTED = record("unary", headers={"content-type": "application/json", HEADER: "no; reason=stop"}, ended=2.0)
@@ -59,9 +59,16 @@ def sample(**changes: float) -> Sample:
     return Sample(1.0, {**dict.fromkeys(GAUGES, 0.0), MIGRATIONS: 0.0, **changes})
 
 
+def slow() -> Record:
+    """The unary answer, which took as long as two attempts."""
+    said = events("unary")
+    said[-1]["meta_info"]["e2e_latency"] = 1.9
+    return record("unary", said, ended=2.0)
+
+
 def seen(moves: bool | None = True, **parts: Any) -> History:
     run = Run(traced=True, began=100.0, settings={MOVES: moves, STRIKES: True})
-    got = record("unary", ended=2.0)
+    got = slow()
     whole: dict[str, Any] = {
         "records": {got.key: got}, "references": {got.key: got}, "faults": [fault()], "rows": [row()],
         "samples": [sample()], "end": End(), **parts,
@@ -133,7 +140,7 @@ def test_without_a_trace_the_proxy_counts_its_migrations() -> None:
 
 
 def test_only_wrong_answers_count_as_such() -> None:
-    good, bad = record("unary", ended=2.0), record("incremental", status=502)
+    good, bad = slow(), record("incremental", status=502)
     some = seen(records={good.key: good, bad.key: bad}, references={good.key: good, bad.key: record("incremental")},
                 rows=[row(), row(rid="other")])  # fmt: skip
     outcome = verdict(some)

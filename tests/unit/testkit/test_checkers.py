@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.recorded_answers import IDS, MODES, PROMPT, event, events, record, top
 
 from dyn_testkit import fold
@@ -17,6 +18,7 @@ from dyn_testkit.history import (
     End,
     Fault,
     History,
+    Order,
     Record,
     Row,
     Run,
@@ -390,19 +392,22 @@ ATTEMPT = {
     "url": "http://a",
     "cause": None,
     "started": 0.0,
-    "first_token": 0.5,
-    "last_token": 0.75,
+    "first_token": 0.1,
+    "last_token": 0.9,
     "ended": 1.0,
     "resumed_from": 0,
     "tokens": 4,
 }
-SECOND = {**ATTEMPT, "number": 1, "rid": "other", "started": 2.0, "ended": 3.0}
+SECOND = {**ATTEMPT, "number": 1, "rid": "other", "started": 2.0, "first_token": 2.1, "last_token": 2.9, "ended": 3.0}
 WHOLE = {**ROW, "attempts": [ATTEMPT]}
 #: It moved after one token.
 MOVED = {**ROW, "attempts": [{**ATTEMPT, "tokens": 1}, {**SECOND, "resumed_from": 1, "tokens": 3}]}
 LOUD = record("unary", status=502)
 HERE = Fault("kill", "http://a", 0.5, 2.5)
 THERE = Fault("kill", "http://b", 1.0, 5.0)
+DEAD = Fault("kill", "http://a", -5.0, 20.0, harms=("attempts", "health", "answers"))
+AGO = {"workers": ["http://a", "http://b"], "notice": 9.0, "inhibited": 2.0}
+BOTH = {"workers": ["http://a", "http://b"]}
 
 
 def run(row: dict[str, Any] | None, got: Record | None = None, **fields: Any) -> History:
@@ -410,10 +415,17 @@ def run(row: dict[str, Any] | None, got: Record | None = None, **fields: Any) ->
     got = got or record("unary")
     history = of_records({got.key: got}, {got.key: record("unary")}, TOLERANCE)
     limits = {"migration_limit": 1, "patience": 10.0} | fields.pop("limits", {})
-    history.run = Run(tolerance=TOLERANCE, traced=row is not None, **limits)
+    arrived, orders = fields.pop("arrived", []), fields.pop("orders", [])
+    history.run = Run(tolerance=TOLERANCE, traced=row is not None, tapped=bool(arrived or orders), **limits)
     history.rows = [row] if row else []
+    if ago := fields.pop("failed_before", 0.0):  # another request, that whose client has left
+        tried = {**ATTEMPT, "rid": "third", "cause": "cut", "tokens": 0, "started": 0.0, "ended": 0.0}
+        history.rows.append({**ROW, "rid": "third", "time": -ago, "completion_tokens": None, "attempts": [tried]})
+        history.records["third"] = record("unary", key="third", left=True, body={**got.body, "rid": "third"})
+        history.references["third"] = record("unary", key="third")
     history.faults = fields.pop("faults", [])
-    history.arrivals = [Arrival("http://a", 0.0, {"rid": rid}) for rid in fields.pop("arrived", [])]
+    history.arrivals = [one if isinstance(one, Arrival) else Arrival("http://a", 0.0, {"rid": one}) for one in arrived]
+    history.orders = [Order(worker, rid) for worker, rid in orders]
     history.samples = [Sample(0.0, {"fds": 10, "in_flight": 3}), Sample(9.0, fields)]
     return history
 
@@ -425,10 +437,32 @@ def failed(causes: list[str | None], error: str = "migration_limit", **fields: A
     return {**ROW, "attempts": attempts, **ended, **fields}
 
 
+def moved(**first: Any) -> dict[str, Any]:
+    """The row of a request that went on at the same worker after its first attempt was cut."""
+    one = {**ATTEMPT, "tokens": 2, "cause": "cut", **first}
+    return {**ROW, "attempts": [one, {**SECOND, "tokens": 2, "resumed_from": 2}]}
+
+
+def late(seconds: float = 2.9) -> Record:
+    """The unary answer, that long under way by its own account."""
+    said = events("unary")
+    said[-1]["meta_info"]["e2e_latency"] = seconds
+    return record("unary", said)
+
+
+def asked(rid: str = "own", made: Any = None, **sampling: Any) -> Arrival:
+    """What a worker got."""
+    body = {**record("unary").body, "rid": rid}
+    return Arrival("http://a", 0.0, {**body, "sampling_params": {**body["sampling_params"], **sampling}}, made)
+
+
+LOST = [{**ATTEMPT, "number": number, "cause": "cut", "tokens": 0, "ended": 0.0} for number in range(2)]
+REFUSED = [{**one, "cause": "connect"} for one in LOST]
+
 #: What is right about a run, and wrong.
 RUNS: dict[str, tuple[History, set[str]]] = {
     "all is well": (run(WHOLE), set()),
-    "it moved": (run(MOVED), set()),
+    "it moved": (run(MOVED, late()), set()),
     "finished here": (run({**WHOLE, "outcome": "completed_here"}), set()),
     "it was only forwarded": (
         run({**WHOLE, "completion_tokens": None, "cached_tokens": None, "attempts": [{**ATTEMPT, "tokens": 0}]}),
@@ -436,7 +470,7 @@ RUNS: dict[str, tuple[History, set[str]]] = {
     ),
     "no row": (run({**WHOLE, "rid": "other"}), {"exactly_once"}),
     "attempts at the same time": (
-        run({**MOVED, "attempts": [MOVED["attempts"][0], {**MOVED["attempts"][1], "started": 0.5}]}),
+        run({**MOVED, "attempts": [MOVED["attempts"][0], {**MOVED["attempts"][1], "started": 0.5}]}, late()),
         {"exactly_once"},
     ),
     "tokens that no attempt gave": (run({**WHOLE, "completion_tokens": 5}), {"exactly_once", "rows"}),
@@ -449,7 +483,7 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         {"rows"},
     ),
     "a continuation from elsewhere": (
-        run({**MOVED, "attempts": [MOVED["attempts"][0], {**MOVED["attempts"][1], "resumed_from": 0}]}),
+        run({**MOVED, "attempts": [MOVED["attempts"][0], {**MOVED["attempts"][1], "resumed_from": 0}]}, late()),
         {"rows"},
     ),
     "a prompt of another length": (run({**WHOLE, "prompt_tokens": 4}), {"rows"}),
@@ -471,7 +505,7 @@ RUNS: dict[str, tuple[History, set[str]]] = {
     "an attempt that is in no row": (run(WHOLE, arrived=["own", "twin"]), {"exactly_once"}),
     "an attempt that was sent twice": (run(WHOLE, arrived=["own", "own"]), {"exactly_once"}),
     "the same worker again": (
-        run(failed(["cut", "cut"]), LOUD, faults=[HERE], limits={"workers": ["http://a", "http://b"]}),
+        run(failed(["cut", "cut"]), LOUD, faults=[HERE], limits=BOTH),
         {"exclusion"},
     ),
     "the same worker again, there is no other": (
@@ -482,18 +516,79 @@ RUNS: dict[str, tuple[History, set[str]]] = {
     "descriptors": (run(WHOLE, fds=1000), {"leak"}),
     "an answer that came late": (run(WHOLE, record("unary", ended=11.0)), {"liveness"}),
     "a failure that faults explain": (run(failed(["cut", "cut"]), LOUD, faults=[HERE]), set()),
-    "a failure that nothing explains": (run(failed(["cut", "cut"]), LOUD), {"liveness"}),
+    "a failure that nothing explains": (run(failed(["cut", "cut"]), LOUD), {"liveness", "causes"}),
+    "a failure that nothing explains, survived": (run(moved(), late()), {"causes"}),
+    "two losses where one may be": (
+        run({**ROW, "attempts": [*LOST, SECOND]}, late(), faults=[DEAD], limits={"workers": ["http://a"]}),
+        {"limit"},
+    ),
+    "a worker again and again": (
+        run({**ROW, "attempts": [*REFUSED, SECOND]}, faults=[DEAD], limits={"workers": ["http://a"]}),
+        {"limit"},
+    ),
+    "to a worker that has just failed": (
+        run(
+            {**ROW, "attempts": [ATTEMPT]},
+            faults=[DEAD],
+            failed_before=0.5,
+            limits=AGO,
+        ),
+        {"avoidance"},
+    ),
+    "to a worker that failed long ago": (
+        run(
+            {**ROW, "attempts": [ATTEMPT]},
+            faults=[DEAD],
+            failed_before=2.5,
+            limits=AGO,
+        ),
+        set(),
+    ),
+    "to a worker that is known to be dead": (run(WHOLE, faults=[DEAD], limits={**BOTH, "notice": 1.0}), {"avoidance"}),
+    "there is no other": (run(WHOLE, faults=[DEAD], limits={"workers": ["http://a"], "notice": 1.0}), set()),
+    "it is not known yet": (run(WHOLE, faults=[DEAD], limits={**BOTH, "notice": 6.0}), set()),
+    "nobody waits for ever": (
+        run(
+            {**WHOLE, "attempts": [{**ATTEMPT, "ended": 3.0}]}, faults=[replace(DEAD, at=0.2)], limits={"silence": 2.0}
+        ),
+        {"silence"},
+    ),
+    "a little": (
+        run(
+            {**WHOLE, "attempts": [{**ATTEMPT, "ended": 3.0}]}, faults=[replace(DEAD, at=0.2)], limits={"silence": 2.9}
+        ),
+        set(),
+    ),
+    "tokens of other weights": (run(WHOLE, arrived=[asked(made=[("default", 0, 3), ("v2", 3, 4)])]), {"versions"}),
+    "tokens of their weights": (run(WHOLE, arrived=[asked(made=[("default", 0, 4)])]), set()),
+    "a clock that began anew": (run(moved(), late(0.9), faults=[HERE]), {"latency"}),
+    "a clock that ran on": (run(moved(), late(), faults=[HERE]), set()),
+    "another temperature": (run(WHOLE, arrived=[asked(temperature=0.5)]), {"requests"}),
+    "an attempt that nobody was told to drop": (
+        run(moved(), late(), faults=[HERE], arrived=[asked(), asked("other")]),
+        {"orders"},
+    ),
+    "an attempt that its worker was told to drop": (
+        run(moved(), late(), faults=[HERE], arrived=[asked(), asked("other")], orders=[("http://a", "own")]),
+        set(),
+    ),
+    "another worker was told": (run(WHOLE, arrived=[asked()], orders=[("http://b", "own")]), {"orders"}),
+    "an abort that was not heard": (
+        run(WHOLE, record("unary", left=True, aborted=-100.0), arrived=[asked()]),
+        {"orders"},
+    ),
+    "an attempt that never arrived": (run(WHOLE, arrived=[replace(asked(), worker="http://b")]), {"exactly_once"}),
     "a failure after the fault": (
         run(failed(["cut", "stall"]), LOUD, faults=[Fault("kill", "http://a", 0.5, 1.0)]),
-        {"liveness"},
+        {"liveness", "causes"},
     ),
     "a failure elsewhere": (
         run(failed(["cut", "cut"]), LOUD, faults=[Fault("kill", "http://b", 0.5, 2.5)]),
-        {"liveness"},
+        {"liveness", "causes"},
     ),
     "a failure beside something harmless": (
-        run(failed(["cut", "cut"]), LOUD, faults=[Fault("slow", "http://a", 0.5, 2.5, harmless=True)]),
-        {"liveness"},
+        run(failed(["cut", "cut"]), LOUD, faults=[Fault("slow", "http://a", 0.5, 2.5, harms=())]),
+        {"liveness", "causes"},
     ),
     "a failure that faults do not bring about": (run(failed(["cut"], "eos"), LOUD, faults=[HERE]), {"liveness"}),
     "an unprotected failure": (
@@ -505,11 +600,11 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         set(),
     ),
     "no other worker": (
-        run(failed(["cut"], "no_survivor"), LOUD, faults=[HERE, THERE], limits={"workers": ["http://a", "http://b"]}),
+        run(failed(["cut"], "no_survivor"), LOUD, faults=[HERE, THERE], limits=BOTH),
         set(),
     ),
     "another worker was there": (
-        run(failed(["cut"], "no_survivor"), LOUD, faults=[HERE], limits={"workers": ["http://a", "http://b"]}),
+        run(failed(["cut"], "no_survivor"), LOUD, faults=[HERE], limits=BOTH),
         {"liveness"},
     ),
     "another worker was there again": (
@@ -517,7 +612,7 @@ RUNS: dict[str, tuple[History, set[str]]] = {
             failed(["cut"], "no_survivor", duration=6.0),
             LOUD,
             faults=[HERE, THERE],
-            limits={"workers": ["http://a", "http://b"]},
+            limits=BOTH,
         ),
         {"liveness"},
     ),
@@ -559,13 +654,15 @@ def test_a_client_that_left_may_have_the_beginning_only() -> None:
 
 def test_a_continuation_asks_for_no_more_than_is_left() -> None:
     history = run(WHOLE)
-    sent = {"input_ids": [*PROMPT, *IDS[:1]], "sampling_params": {"max_new_tokens": 3}}
+    same = {"temperature": 0}
+    sent = {**record("unary").body, "input_ids": [*PROMPT, *IDS[:1]], "sampling_params": {**same, "max_new_tokens": 3}}
     history.arrivals = [Arrival("w1", 1.0, sent)]
     assert check(history) == []
-    for asked in ({"max_new_tokens": 4}, {"max_new_tokens": 2}, {}):
-        history.arrivals = [Arrival("w1", 1.0, {**sent, "sampling_params": asked})]
+    for wanted in ({"max_new_tokens": 4}, {"max_new_tokens": 2}, {}):
+        history.arrivals = [Arrival("w1", 1.0, {**sent, "sampling_params": {**same, **wanted}})]
         assert [finding.check for finding in check(history)] == ["budget"]
-    history.arrivals = [Arrival("w1", 1.0, {"input_ids": [*PROMPT, *IDS], "sampling_params": {"max_new_tokens": 0}})]
+    none = {**sent, "input_ids": [*PROMPT, *IDS], "sampling_params": {**same, "max_new_tokens": 0}}
+    history.arrivals = [Arrival("w1", 1.0, none)]
     assert [finding.check for finding in check(history)] == ["budget"]
 
 

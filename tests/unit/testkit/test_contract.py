@@ -11,16 +11,21 @@ import trio.testing
 from click.testing import CliRunner, Result
 from contract_kit import report_of, serving, setup
 from mock_worker_kit import DIALECTS, body
+from toy_routers import first_of_two
 
+from dyn_relay.net import Connection
 from dyn_relay.sockets import open_network
 from dyn_testkit.client import fetch
 from dyn_testkit.contract import CHECKS, __main__, check_worker
 from dyn_testkit.simnet import Fragmentation, Link, SimNetwork
 from dyn_testkit.worker import Dialect, MockWorker, control
+from dyn_testkit.worker.render import Renderer
+from dyn_testkit.worker.wire import Request
 
 TOKENIZER_ONLY = {"stop_string", "no_stop_trim", "texts_add_up"}
 TOKEN_MODE_ONLY = {"refuses_stop_string_in_token_mode"}
-NEEDS_LIFE = {"stream_is_not_held_back", "live_rid_is_refused", "live_rid_is_refused_to_a_stream", "disconnect_aborts"}
+NEEDS_LIFE = {"stream_is_not_held_back", "live_rid_is_refused", "live_rid_is_refused_to_a_stream"}
+NEEDS_LIFE |= {"disconnect_aborts", "disconnect_aborts_a_unary_request"}
 NEEDS_LIFE |= {name for name in CHECKS if name.startswith("abort_")} - {"abort_answers_empty"}
 
 
@@ -37,8 +42,11 @@ async def test_the_mock_keeps_it(autojump_clock: trio.testing.MockClock, dialect
 @pytest.mark.parametrize(
     "more",
     [
-        {"late_finish": True},
+        {"late_finish": True, "skip_tokenizer_init": False},
         {"tokens_per_tick": 4, "dialect": "incremental"},
+        {"stream_interval": 50, "dialect": "mixed"},
+        {"tick": 0.5, "max_running_requests": 1},
+        {"max_running_requests": 2, "dialect": "incremental"},
         {"stream_interval": 3},
         {"dp_size": 2, "radix_cache": False},
         {"min_new_tokens_needs_tokenizer": False, "health_delay": 1.0},
@@ -49,16 +57,57 @@ async def test_so_do_other_kinds_of_mock(autojump_clock: trio.testing.MockClock,
     await check_worker(serving(setup(**more)))
 
 
+async def test_what_a_worker_cannot_be_asked_is_skipped_with_a_reason(autojump_clock: trio.testing.MockClock) -> None:
+    how = setup(tick=0.5, max_running_requests=1, admin_api_key="another")
+    names = ["abort_by_prefix", "abort_all", "default_budget", "pause_and_continue"]
+    report = await check_worker(serving(how), only=names)
+    assert report.skipped["abort_by_prefix"] == "3 requests must run at a time; max_running_requests is 1"
+    assert report.skipped["abort_all"] == "2 requests must run at a time; max_running_requests is 1"
+    assert report.skipped["default_budget"] == "they take 64 s here: give answer_timeout="
+    assert report.skipped["pause_and_continue"] == "/pause_generation wants another key"
+
+
+async def test_a_writer_may_spell_and_add(autojump_clock: trio.testing.MockClock, monkeypatch: Any) -> None:
+    """Whole numbers without a fraction, keys that nobody knows."""
+    real = Renderer.answer
+
+    def answer(self: Renderer, *more: Any, **named: Any) -> dict[str, Any]:
+        value = real(self, *more, **named)
+        for row in value["meta_info"].get("output_token_logprobs", ()):
+            row[0] = -1
+        return value | {"a_key_of_mine": 1}
+
+    monkeypatch.setattr(Renderer, "answer", answer)
+    assert not (await report_of(serving(setup()), only=["output_logprobs", "unary_keys", "unary_is_the_fold"])).broken
+
+
 async def test_it_does_not_mind_how_bytes_are_cut(autojump_clock: trio.testing.MockClock) -> None:
     network = SimNetwork(3, Link(fragmentation=Fragmentation(60)))
     await check_worker(lambda: MockWorker.serve(network, "worker", 1, setup(tick=0.1)))
+
+
+class Undecided(MockWorker):
+    """Answers, or hangs up, as two tasks happen to come in."""
+
+    async def _answer(self, connection: Connection, request: Request, keep: bool) -> None:
+        if b"wibble" not in request.body or await first_of_two() == "one":
+            await super()._answer(connection, request, keep)
+        else:
+            connection.abort()
+
+
+async def test_in_memory_the_same_call_has_the_same_verdict(autojump_clock: trio.testing.MockClock) -> None:
+    """Also about a worker that depends on the order in which trio runs its tasks."""
+    names = ["unknown_field_is_ignored", "refuses_unknown_sampling_key"]
+    found = [(await report_of(serving(setup(), Undecided), only=names)).outcomes for _ in range(8)]
+    assert found == [found[0]] * 8
 
 
 async def test_over_real_sockets() -> None:
     """A factory that yields a URL and nothing else is reached through sockets."""
     async with open_network() as network, MockWorker.serve(network, options=setup(tick=0.002)) as worker:
         report = await check_worker(lambda: nullcontext(worker.url), live_seconds=0.4)
-    assert set(report.skipped) == {*TOKENIZER_ONLY, "key_is_required"}
+    assert set(report.skipped) == {*TOKENIZER_ONLY, "key_is_required", "disconnect_aborts_a_unary_request"}
 
 
 async def test_what_is_too_fast_to_disturb_is_skipped_with_a_reason(autojump_clock: trio.testing.MockClock) -> None:

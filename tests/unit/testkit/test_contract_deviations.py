@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -182,6 +184,68 @@ def spaced(patch: Patch) -> None:
     )
 
 
+def headed_by(change: Callable[[bytes], bytes]) -> Plant:
+    """The heads of unary answers are changed."""
+    real = wire.reply_bytes
+    return setting(generate, "reply_bytes", lambda *more, **named: change(real(*more, **named)))
+
+
+def both(patch: Patch) -> None:
+    """A chunked answer has a content-length, too."""
+    real = wire.stream_head
+    patch.setattr(generate, "stream_head", lambda *more: real(*more)[:-2] + b"content-length: 5\r\n\r\n")
+
+
+def burst(patch: Patch) -> None:
+    """Behind the first event everything is held back to the end."""
+    real = generate._Answer._send
+    held: list[tuple[Any, ...]] = []
+
+    async def send(self: Any, value: dict[str, Any], sent: int, total: int) -> None:
+        held.append((value, sent, total))
+        if not sent or value["meta_info"]["finish_reason"]:
+            for event in held:
+                await real(self, *event)
+            held.clear()
+
+    patch.setattr(generate._Answer, "_send", send)
+
+
+def growing(meta: dict[str, Any]) -> None:
+    """What was generated counts as cached."""
+    count = meta["completion_tokens"]
+    meta.update(cached_tokens=count, cached_tokens_details={"device": count, "host": 0})
+
+
+def all_cached(meta: dict[str, Any]) -> None:
+    count = meta["prompt_tokens"] - 1
+    meta.update(cached_tokens=count, cached_tokens_details={"device": count, "host": 0})
+
+
+def versioned(meta: dict[str, Any]) -> None:
+    meta["weight_version"] = "v9"
+    for span in meta.get("weight_versions", ()):
+        span["version"] = "v9"
+
+
+def unseeded() -> Plant:
+    """A seed means nothing: each time the tokens are others."""
+    seeds = itertools.count()
+    return parsing(lambda given: given | {"sampling_seed": next(seeds)})
+
+
+def shifted(rows: list[Any]) -> list[Any]:
+    """Each value is that of the token before."""
+    values = [row[0] for row in rows]
+    return [[value, *row[1:]] for value, row in zip([None, -0.5, *values[1:]], rows, strict=False)]
+
+
+def prompts(change: Callable[[list[Any]], list[Any]]) -> Plant:
+    """The prompt's logprobs are changed, all rows together."""
+    name = "input_token_logprobs"
+    return metas(lambda meta: meta.get(name) and meta.update({name: change(meta[name])}))
+
+
 def told(message: str) -> Reply:
     return wire.json_reply({"error": message}, 400)
 
@@ -227,6 +291,12 @@ DEVIATIONS: list[tuple[str, Plant]] = [
     ("abort_answers_empty", route("/abort_request", wire.json_reply({"status": "ok"}))),
     ("unary_head", charset),
     ("stream_head", setting(wire, "EVENT_STREAM", b"text/event-stream")),
+    ("one_framing", headed_by(lambda head: re.sub(rb"(content-length: \d+\r\n)", rb"\1\1", head))),
+    ("one_framing", both),
+    ("head_lines", headed_by(lambda head: head.replace(b"\r\nserver:", b"\nserver:"))),
+    ("head_lines", headed_by(lambda head: head.replace(b"HTTP/1.1", b"HTTP/1.0"))),
+    ("keep_alive", headed_by(lambda head: head[:-2] + b"connection: close\r\n\r\n")),
+    ("stream_is_not_held_back", burst),
     ("event_framing", as_event),
     ("done_ends_a_stream", setting(generate, "DONE", b"data: [END]\n\n")),
     ("compact_json", spaced),
@@ -237,6 +307,18 @@ DEVIATIONS: list[tuple[str, Plant]] = [
     ("meta_keys", metas(lambda meta: meta.pop("cached_tokens_details"))),
     ("counters", metas(lambda meta: meta.update(prompt_tokens=meta["prompt_tokens"] + 1))),
     ("counters", metas(lambda meta: meta.update(cached_tokens=meta["prompt_tokens"]))),
+    ("counters", metas(lambda meta: meta.update(prompt_tokens=float(meta["prompt_tokens"])))),
+    ("counters_grow", metas(lambda meta: meta.update(prompt_tokens=float(meta["prompt_tokens"])))),
+    ("types", metas(lambda meta: meta.update(completion_tokens=float(meta["completion_tokens"])))),
+    ("types", metas(lambda meta: meta.update(reasoning_tokens=False))),
+    ("types", metas(lambda meta: meta.update(dp_rank="zero"))),
+    ("types", finished(lambda value, meta: meta.update(e2e_latency="fast"))),
+    ("types", finished(lambda value, meta: meta.update(e2e_latency=-1.0))),
+    ("cached_tokens", metas(lambda meta: meta.update(cached_tokens_details={"device": 99, "host": 1}))),
+    ("cached_tokens", metas(growing)),
+    ("new_prompts_are_not_cached", metas(all_cached)),
+    ("weight_version_is_the_servers", metas(versioned)),
+    ("sampling_seed", unseeded()),
     ("weight_versions_tile", finished(lambda value, meta: meta["weight_versions"][0].update(end=5))),
     ("weight_versions_tile", finished(lambda value, meta: meta.update(weight_version="other"))),
     ("same_twice", moody()),
@@ -273,7 +355,16 @@ DEVIATIONS: list[tuple[str, Plant]] = [
     ("no_logprobs_unasked", metas(lambda meta: meta.setdefault("output_token_logprobs", []))),
     ("logprob_start_len", rows("input_token_logprobs", lambda row: [-1.0, *row[1:]])),
     ("top_logprobs", rows("output_top_logprobs", lambda row: row[::-1])),
+    ("top_logprobs", rows("output_top_logprobs", lambda row: [[entry[0], row[0][1], None] for entry in row])),
+    ("top_logprobs", rows("output_top_logprobs", lambda row: [[row[0][0], -3, None], *row[1:]])),
+    ("top_logprobs", rows("input_top_logprobs", lambda row: row and [[5.0, *entry[1:]] for entry in row])),
+    ("top_logprobs", rows("input_top_logprobs", lambda row: row and [[-90.0, *entry[1:]] for entry in row])),
+    ("prompt_logprobs_are_the_outputs", prompts(shifted)),
+    ("prompt_logprobs_are_the_outputs", prompts(lambda rows: [rows[0], *([-1.0, *row[1:]] for row in rows[1:])])),
     ("token_ids_logprob", rows("output_token_ids_logprobs", lambda row: row[::-1])),
+    ("token_ids_logprob", rows("output_token_ids_logprobs", lambda row: [[-7.0, *entry[1:]] for entry in row])),
+    ("output_logprobs", metas(lambda meta: meta["finish_reason"] or meta.update(output_token_logprobs_length=1))),
+    ("token_ids_logprob", metas(lambda meta: meta.pop("input_token_ids_logprobs", 0))),
     ("expert_rows", routed),
     ("experts_come_last", metas(lambda meta: meta.setdefault("routed_experts", ""))),
     ("rid_is_echoed", metas(lambda meta: meta.update(id=meta["id"] + "-0"))),
@@ -295,6 +386,14 @@ DEVIATIONS: list[tuple[str, Plant]] = [
     ("abort_of_the_longer_name", aborting(lambda name, rid: name.startswith(rid[:-1]))),
     ("abort_all", route("/abort_request", control.EMPTY_OK)),
     ("disconnect_aborts", deaf),
+    ("disconnect_aborts_a_unary_request", deaf),
+    ("pause_and_continue", lambda patch: patch.delitem(control.ROUTES, "/pause_generation")),
+    ("pause_and_continue", setting(generate.Scheduler, "pause", unchecked)),
+    ("pause_and_continue", route("/continue_generation", lambda value: value.pop("status"))),
+    ("flush_cache", lambda patch: patch.delitem(control.ROUTES, "/flush_cache")),
+    ("flush_cache", metas(all_cached)),
+    ("weight_version_update", lambda patch: patch.delitem(control.ROUTES, "/update_weight_version")),
+    ("weight_version_update", metas(lambda meta: meta.update(weight_version="default"))),
 ]
 #: These are seen only when there is a tokenizer.
 TEXT_DEVIATIONS: list[tuple[str, Plant]] = [

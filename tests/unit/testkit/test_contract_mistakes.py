@@ -17,7 +17,7 @@ from dyn_testkit import faults
 from dyn_testkit.contract import ContractBroken, Endpoint, NoWorker, check_worker
 from dyn_testkit.faults import FaultPlan
 from dyn_testkit.simnet import SimNetwork
-from dyn_testkit.worker import MockWorker, control
+from dyn_testkit.worker import MockWorker, control, generate
 
 
 async def a_coroutine() -> str:
@@ -62,6 +62,11 @@ async def test_a_url_that_is_none(url: str) -> None:
     [
         ({"only": ["abort_by_name"]}, ValueError, r"no check 'abort_by_name'; is it abort_by_prefix"),
         ({"skip": ["xyzzy"]}, ValueError, r"no check 'xyzzy'; see CHECKS"),
+        ({"only": ["health"], "skip": ["health"]}, ValueError, "leave nothing to run"),
+        ({"only": []}, ValueError, "leave nothing to run"),
+        ({"dialect": "mixd"}, ValueError, "dialect= must be one of cumulative, incremental, mixed, not 'mixd'"),
+        ({"live_seconds": 0}, ValueError, "live_seconds= must be 0.1 at least, not 0"),
+        ({"answer_timeout": -1}, ValueError, "answer_timeout= must be 0.1 at least, not -1"),
         ({"only": "health"}, TypeError, "collections of names, not a string"),
         ({"prompt": [5]}, ValueError, r"needs three tokens at least, not \[5\]"),
         ({"tokeniser": True}, TypeError, "unexpected keyword argument 'tokeniser'"),
@@ -200,6 +205,28 @@ async def test_a_broken_check_says_all(autojump_clock: trio.testing.MockClock, m
         '  came:     200 application/json: {"ok":true}'
     )
     assert isinstance(caught.value, AssertionError)
+
+
+async def test_a_missing_key_is_named(autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods, admin, _ = control.ROUTES["/model_info"]
+
+    async def other(worker: MockWorker, request: Any) -> Any:
+        return control.json_reply({"model_path": "m"})
+
+    monkeypatch.setitem(control.ROUTES, "/model_info", (methods, admin, other))
+    report = await report_of(serving(setup()), only=["weight_version_is_the_servers"])
+    assert report.broken == {"weight_version_is_the_servers": "the answer has no 'weight_version'"}
+
+
+async def test_what_is_broken_for_one_reason_is_told_once(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first check has the whole story, the others are named."""
+    monkeypatch.setattr(generate, "DONE", b"data: [END]\n\n")
+    with pytest.raises(ContractBroken) as caught:
+        await check_worker(serving(setup()), only=["meta_keys", "one_finish", "counters_grow"])
+    assert str(caught.value).count("broken:   the last event is not `data: [DONE]`") == 1
+    assert "  so, too:  2 other checks: counters_grow, one_finish" in str(caught.value)
 
 
 def hanging(path: str) -> Callable[[pytest.MonkeyPatch], None]:

@@ -142,6 +142,22 @@ def test_wrong_continuation(change, broken):
             getattr(laws, law)(seen, ORACLE)
 
 
+def test_budget_of_a_router_that_writes_requests_anew():
+    """What it makes of a field it makes of it in every attempt."""
+    fields = {"top_logprobs_num": 2}
+
+    def lose(body):
+        del body["top_logprobs_num"]
+        body["a_default"] = 1
+
+    def always(outbound, attempt):
+        return sending(lose)(outbound, 1)
+
+    laws.budget(observe(case(CUT, **fields), dispatch=always), ORACLE, own=False)
+    with pytest.raises(AssertionError, match=r"attempt 1 changed \['top_logprobs_num'\]"):
+        laws.budget(observe(case(CUT, **fields), dispatch=sending(lose)), ORACLE, own=False)
+
+
 SHOWN_WRONG = {
     "an event lost": lambda out: b"",
     "an event twice": lambda out: out + out,
@@ -228,8 +244,40 @@ def test_passthrough_sees_a_rerendered_event():
     plan = case()
     laws.passthrough(observe(plan), rewritten=False)
     spaced = observe(plan, feed=lambda out, _: out.replace(b'":', b'": '))
-    with pytest.raises(AssertionError, match="passthrough"):
+    where = r"the body is not the worker's\n  at byte 20 the worker sent b'\[9\].*', the client got b' \[9\]"
+    with pytest.raises(AssertionError, match=where):
         laws.passthrough(spaced, rewritten=False)
+
+
+@pytest.mark.parametrize(("kind", "good"), [(b"Text/Event-Stream;charset=UTF-8", True), (b"text/event-stream", False)])
+def test_passthrough_knows_a_media_type_in_other_words(kind, good):
+    seen = observe(case())
+    headers = [(name, kind if name == b"content-type" else value) for name, value in seen.response.headers]
+    other = replace(seen, response=replace(seen.response, headers=headers))
+    if good:
+        laws.passthrough(other, rewritten=False)
+        return
+    with pytest.raises(AssertionError, match="the content type 'text/event-stream; charset=utf-8' became"):
+        laws.passthrough(other, rewritten=False)
+
+
+def test_line_ends_are_named():
+    seen = observe(case())
+    crlf = replace(seen, response=replace(seen.response, body=seen.response.body.replace(b"\n", b"\r\n")))
+    with pytest.raises(AssertionError, match=r"no \[DONE\] at the end; its lines end with CRLF, SGLang's with LF"):
+        laws.equivalence(crlf, ORACLE)
+
+
+def test_passthrough_lets_the_last_chunk_go():
+    """A worker that was left once its [DONE] had come has not failed by itself; one that breaks off before it has."""
+    seen = observe(case())
+    (attempt,) = seen.attempts
+    attempt.wire = attempt.wire.removesuffix(b"0\r\n\r\n")
+    assert not attempt.answer.complete
+    laws.passthrough(seen, rewritten=False)
+    attempt.wire = attempt.wire.partition(b"data: [DONE]")[0]
+    with pytest.raises(AssertionError, match="failed by itself, and its client does not see it"):
+        laws.passthrough(seen, rewritten=False)
 
 
 def test_passthrough_sees_a_rerendered_request():

@@ -170,6 +170,31 @@ def test_in_a_plain_function(run):
     assert "open_fleet" in output
 
 
+def test_a_mistake_is_its_own_tests_alone(run):
+    """pytest would keep a fixture that has stopped on its way, and every later test that takes it would break."""
+    code = "def test_mistake(mock_worker): pass\nasync def test_right(mock_worker): await mock_worker.ask(BODY)\n"
+    output = run(code, errors=1, passed=1)
+    assert "make it `async def test_mistake`" in output
+
+
+MARKS = {
+    'dyn_worker(dialekt="mixed")': "the mark `dyn_worker` has no option 'dialekt'; is it 'dialect'?",
+    'dyn_relay(polcy="x")': "the mark `dyn_relay` has no option 'polcy'; is it 'policy'?",
+    "dyn_relay(port=1)": "the mark `dyn_relay` has no option 'port'",
+    'dyn_relay("round_robin")': "the mark `dyn_relay` takes its options by name, not 'round_robin'",
+}
+
+
+@pytest.mark.parametrize(("mark", "words"), MARKS.items(), ids=MARKS)
+def test_a_mark_that_says_nothing(run, mark, words):
+    assert words in run(f"@pytest.mark.{mark}\nasync def test_it(mock_worker, relay): pass", errors=1)
+
+
+def test_a_mark_of_a_fixture_that_is_not_taken(run):
+    output = run('@pytest.mark.dyn_worker(dialect="mixed")\nasync def test_it(fleet): await fleet()', errors=1)
+    assert "test_it: the mark `dyn_worker` is for the fixture `mock_worker`, which the test does not take" in output
+
+
 def test_without_trio_mode(pytester):
     pytester.makepyfile("async def test_it(mock_worker): pass")
     output = pytester.runpytest_inprocess().stdout.str()
@@ -248,6 +273,30 @@ async def test_it(fleet):
     "a fault that is no plan": (
         "async def test_it(fleet): await fleet(faults=[Fault(at_token(3), CLOSE)])",
         r"TypeError: faults: a FaultPlan or None for each worker, not Fault\(.*see FaultPlan.of",
+    ),
+    "one plan for all workers": (
+        "async def test_it(fleet): await fleet(2, faults=CUT)",
+        r"TypeError: faults: a list with a FaultPlan or None for each worker, not one FaultPlan",
+    ),
+    "a fault that is none": (
+        "async def test_it(mock_worker): mock_worker.faults.add((at_token(3), CLOSE))",
+        r"TypeError: a Fault is wanted, not \(.*: Fault\(where, what\)",
+    ),
+    "a dialect that nobody speaks": (
+        """
+@pytest.mark.dyn_worker(dialect="mixd")
+async def test_it(mock_worker): pass
+""",
+        r"ValueError: dialect: must be one of cumulative, incremental, mixed, not 'mixd'",
+    ),
+    "waiting for what cannot come": (
+        """
+async def test_it(sim, fleet, relay, autojump_clock):
+    await fleet(2)
+    sim.partition("relay", "w1")
+    await relay.ready()
+""",
+        r"NotInTime: waited in vain for 3600 s: http://w1:30000 is \w+, http://w2:30000 is ready",
     ),
     "plans for other workers": (
         "async def test_it(fleet): await fleet(2, faults=[CUT])",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from tests.unit.testkit import toy_routers as toys
 
 from dyn_relay.sockets import open_network
-from dyn_testkit.routers import LAWS, LawsBroken, NoRouter, check_router
+from dyn_testkit.routers import LAWS, LawsBroken, NoRouter, check_router, trials
 from dyn_testkit.simnet import SimNetwork
 from dyn_testkit.simulation.router import relay
 
@@ -60,7 +61,11 @@ FOUND = {
     toys.RetriesRefusals: "passthrough",
     toys.AsksForAllAgain: "budget",
     toys.ContinuesEverything: "admission",
+    toys.TakesReadsForEvents: "passthrough",
+    toys.ReadsOnce: "passthrough",
     toys.Hangs: "liveness",
+    toys.Buffers: "liveness",
+    toys.Stays: "liveness",
     toys.Undelimited: "no false success",
 }
 
@@ -70,6 +75,20 @@ async def test_a_mistake_is_found(autojump_clock, router, law):
     report = await toy(router, only=[law], counterexamples=1)
     assert list(report.broken) == [law]
     assert report.outcomes[law].examples[0].startswith(f"{law}: ")
+
+
+@pytest.mark.parametrize(("router", "held"), [(toys.Honest, ["equivalence"]), (toys.Confuses, [])])
+async def test_requests_at_the_same_time(autojump_clock, monkeypatch, router, held):
+    monkeypatch.setitem(LAWS, "equivalence", replace(LAWS["equivalence"], trials=trials.crowded))
+    assert (await toy(router, only=["equivalence"])).held == held
+
+
+async def test_in_memory_the_same_call_has_the_same_verdict(autojump_clock):
+    """Also about a router that depends on the order in which trio runs its tasks."""
+    reports = [await toy(toys.Undecided, only=["passthrough"], start_timeout=600) for _ in range(3)]
+    found = [report.outcomes["passthrough"] for report in reports]
+    assert 0 < found[0].broken < found[0].trials
+    assert found[0] == found[1] == found[2]
 
 
 async def test_broken_laws_are_raised_with_the_whole_story(autojump_clock):
@@ -142,5 +161,8 @@ async def test_wrong_arguments(autojump_clock):
     network = SimNetwork(1)
     with pytest.raises(ValueError, match="there is no law 'budgets'; is it budget"):
         await check_router(partial(toys.Honest.serve, network), only=["budgets"])
+    for fleets in (["incremental"], [("mixd",)]):
+        with pytest.raises(ValueError, match=r"fleets= has fleets of .*, not of '(i|mixd)'"):
+            await check_router(partial(toys.Honest.serve, network), network=network, fleets=fleets)
     with pytest.raises(ValueError, match="at least one fleet"):
         await check_router(partial(toys.Honest.serve, network), fleets=[])

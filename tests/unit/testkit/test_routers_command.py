@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -46,6 +47,22 @@ def test_a_program_that_ends_at_once():
     assert done.exit_code == 1
     assert "has ended with status 3" in done.output
     assert "no such model" in done.output
+
+
+def test_a_program_that_listens_elsewhere():
+    line = f"{sys.executable} -uc 'print(\"listening on 8080\"); input()' {{port}} {{workers}}"
+    line = line.replace("input()", "import time; time.sleep(60)")
+    done = CliRunner().invoke(main, ["--command", line, "--start-timeout", "1"])
+    assert done.exit_code == 1
+    assert re.search(r"does not listen on 127\.0\.0\.1:\d+ after 1 s\. It said:\nlistening on 8080", done.output)
+    assert "router_factory" not in done.output
+
+
+def test_nothing_to_ask():
+    line = "router {port} {workers}"
+    done = CliRunner().invoke(main, ["--command", line, "--only", "budget", "--skip", "budget"])
+    assert done.exit_code == 2
+    assert "only= and skip= leave nothing to run" in done.output
 
 
 def test_a_whole_run():

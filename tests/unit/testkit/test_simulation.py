@@ -8,16 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from click.testing import CliRunner
 from msgspec.structs import replace
 
+from dyn_chaos.cli import main
 from dyn_testkit.checkers import Finding
 from dyn_testkit.simulation.campaign import Result, search, smallest, try_plan, try_seed
 from dyn_testkit.simulation.goals import GOALS, met
 from dyn_testkit.simulation.nemeses import KINDS, LASTING, PROOFS, Missed, Unproven, Validated
 from dyn_testkit.simulation.nemeses.workers import Death
 from dyn_testkit.simulation.run import run
-from dyn_testkit.simulation.scenario import Plan, PlannedFault, RequestPlan, Scenario, WorkerPlan, draw, read
+from dyn_testkit.simulation.scenario import Plan, PlannedFault, RequestPlan, Scenario, WorkerPlan, draw, read, read_plan
 from dyn_testkit.simulation.shrink import shrink
 
 SMALL = Scenario(requests=(3, 5), tokens=(1, 30), span=200.0, duration=(5.0, 100.0))
@@ -196,6 +199,24 @@ def test_a_scenario_is_a_file(tmp_path: Path) -> None:
         ('users = ["nobody"]', "users: 'nobody'"),
         ("prompt = [1, 9]", "prompt: at least 4"),
         ('span = "long"', "span"),
+        ("span = inf", "span"),
+        ("span = nan", "span"),
+        ("patience = -1.0", "patience"),
+        ("eos_rate = 2.5", "eos_rate"),
+        ("streaming = -1.0", "streaming"),
+        ("alike = 7.0", "alike"),
+        ("tokens = [0, 0]", "tokens: at least 1"),
+        ("stream_interval = [0, 1]", "stream_interval: at least 1"),
+        ("fragments = []", "fragments"),
+        ("fragments = [-4]", "fragments"),
+        ("dialects = []", "dialects"),
+        ("users = []", "users"),
+        ("kinds = []", "kinds: of which"),
+        ("prompt = [9000, 9000]", "prompt, tokens: together"),
+        ("router = {stall_timeot_secs = 5.0}", "router: 'stall_timeot_secs'"),
+        ('router = {stall_timeout_secs = "x"}', "router: "),
+        ("router = {migration_limit = -3}", "router: migration_limit"),
+        ('router = {host = "1.2.3.4"}', "router: 'host' is no option that a scenario chooses"),
         ("workers = [", "s.toml"),
     ],
 )
@@ -205,3 +226,59 @@ def test_a_bad_scenario_names_its_field(tmp_path: Path, text: str, words: str) -
     with pytest.raises(ValueError, match=r"s\.toml") as caught:
         read(path)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"faults": [{"kind": "kill", "worker": 0, "at": 1.0, "duration": 1.0, "duratoin": 1.0}]}, "duratoin"),
+        ({"faults": [{"kind": "kil", "worker": 0, "at": 1.0, "duration": 1.0}]}, "faults: kind: 'kil'"),
+        ({"faults": [{"kind": "kill", "worker": 99, "at": 1.0, "duration": 1.0}]}, "there is no worker 99"),
+        ({"faults": [{"kind": "kill", "worker": 0, "at": 1.0, "duration": 1.0, "choice": 1.0}]}, "faults: choice"),
+        ({"faults": [{"kind": "kill", "worker": 0, "at": -1.0, "duration": 1.0}]}, "at"),
+        ({"workers": []}, "workers, requests"),
+        ({"requests": []}, "workers, requests"),
+        ({"requests": [{"key": "0", "at": 0.0, "body": {"input_ids": [1, 2]}}]}, "requests: 0: body"),
+        (
+            {"requests": [{"key": "0", "at": 0.0, "body": {"input_ids": [1], "sampling_params": {}}}] * 2},
+            "'0' is there",
+        ),
+        ({"router": {"polcy": "x"}}, "router: 'polcy'"),
+    ],
+)
+def test_a_bad_plan_says_what_is_wrong(tmp_path: Path, change: dict[str, object], words: str) -> None:
+    path = tmp_path / "plan.json"
+    whole = msgspec.to_builtins(one("kill"))
+    path.write_bytes(msgspec.json.encode(whole))
+    assert read_plan(path) == one("kill")
+    path.write_bytes(msgspec.json.encode({**whole, **change}))
+    with pytest.raises(ValueError, match=r"plan\.json") as caught:
+        read_plan(path)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("one", ["--plan {plan} --seed 3", "--plan {plan} --seeds 3", "--seed 3 --from 7"])
+def test_options_that_exclude_each_other_are_not_ignored(tmp_path: Path, one: str) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    said = CliRunner().invoke(main, ["simulate", *one.format(plan=plan).split()])
+    assert said.exit_code == 2
+    assert "either --" in said.output
+
+
+def test_a_replayed_plan_says_that_nothing_was_found(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(msgspec.json.encode(one("kill")))
+    said = CliRunner().invoke(main, ["simulate", "--plan", str(plan)])
+    assert said.exit_code == 0
+    assert "nothing was found" in said.output
+
+
+def test_a_cut_that_came_too_late_does_not_come() -> None:
+    """Nothing is there to be cut while the fault lasts; what is asked for later is not cut."""
+    plan = one("cut")
+    [fault] = plan.faults
+    calm = replace(plan, faults=(replace(fault, at=0.0, duration=1.0),), requests=plan.requests[3:])
+    ran = run(calm)
+    assert ran.history.faults == []
+    assert [attempt["cause"] for row in ran.history.rows for attempt in row["attempts"]] == [None, None, None]

@@ -42,12 +42,23 @@ class Honest:
 
     async def _client(self, client):
         try:
-            request, _ = await read_request(client, b"")
-            await self.answer(client, request.body)
-        except ConnectionBroken:
+            body = await self.body(client)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.watch, client, nursery.cancel_scope)
+                await self.answer(client, body)
+                nursery.cancel_scope.cancel()
+        except* ConnectionBroken:
             pass
         finally:
             client.close()
+
+    async def body(self, client):
+        return (await read_request(client, b""))[0].body
+
+    async def watch(self, client, scope):
+        """Nobody generates for a client that has left."""
+        await client.wait_closed()
+        scope.cancel()
 
     async def answer(self, client, body):
         response = await self.attempt(client, body, begun=False)
@@ -80,7 +91,7 @@ class Honest:
         ).encode()
 
     def frame(self, data):
-        return chunk(data)
+        return chunk(data) if data else b""
 
     def shown(self, data):
         return data
@@ -171,6 +182,77 @@ class ContinuesEverything(AsksForAllAgain):
 
     def reduce(self, request, delivered):
         request["sampling_params"]["max_new_tokens"] -= delivered
+
+
+class TakesReadsForEvents(Honest):
+    """Drops what a read of a stream leaves unfinished."""
+
+    def shown(self, data):
+        return data if data.endswith(b"\n\n") or not data.startswith(b"data: ") else b""
+
+
+class ReadsOnce(Honest):
+    """Takes what the first read gives for the whole request."""
+
+    async def body(self, client):
+        return (await client.receive()).partition(b"\r\n\r\n")[2]
+
+
+class Confuses(Honest):
+    """Keeps the request in one place for all."""
+
+    async def answer(self, client, body):
+        self._body = body
+        await trio.sleep(0.001)
+        await super().answer(client, self._body)
+
+
+class Buffers(Honest):
+    """Shows a stream when it has all of it."""
+
+    async def attempt(self, client, body, *, begun):
+        late = _Later(client)
+        response = await super().attempt(late, body, begun=begun)
+        await client.send(late.sent)
+        return response
+
+
+class _Later:
+    """Keeps whatever is sent."""
+
+    def __init__(self, client):
+        self.sent = b""
+
+    async def send(self, data):
+        self.sent += data
+
+
+class Stays(Honest):
+    """Does not look whether its client is still there."""
+
+    async def watch(self, client, scope):
+        await trio.sleep_forever()
+
+
+class Undecided(Honest):
+    """Answers, or does not, as two tasks happen to come in."""
+
+    async def answer(self, client, body):
+        if await first_of_two() == "one":
+            await super().answer(client, body)
+
+
+async def first_of_two():
+    """Which of two tasks trio runs first."""
+    came = []
+
+    async def come(name):
+        came.append(name)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come, "one")
+        nursery.start_soon(come, "two")
+    return came[0]
 
 
 class Hangs(Honest):

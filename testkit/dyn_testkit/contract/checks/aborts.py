@@ -12,6 +12,15 @@ from dyn_testkit.contract.table import Broken, Inapplicable, Silent, check, equa
 _ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 #: Between two looks at something that happens by itself.
 _LOOK = 0.05
+#: s between two looks of SGLang at the client of a unary request.
+_POLLED = 4.0
+
+
+def _require_room(worker: Subject, count: int) -> None:
+    """Raises `Inapplicable` if so many requests cannot run at a time."""
+    most = worker.facts.says("max_running_requests")
+    if isinstance(most, int) and most < count:
+        raise Inapplicable(f"{count} requests must run at a time; max_running_requests is {most}")
 
 
 async def _abort(worker: Subject, **body: Any) -> None:
@@ -81,6 +90,7 @@ async def abort_of_a_mere_prefix(worker: Subject) -> None:
 @check("§5, scheduler.py:5675")
 async def abort_by_prefix(worker: Subject) -> None:
     """An abort of a live rid takes with it the live ones that begin with it, and no others."""
+    _require_room(worker, 3)
     name = worker.rid()
     async with worker.live(name) as short, worker.live(name + "1") as longer, worker.live(worker.rid()) as other:
         await _abort(worker, rid=name)
@@ -93,6 +103,7 @@ async def abort_by_prefix(worker: Subject) -> None:
 @check("§5, scheduler.py:5675")
 async def abort_of_the_longer_name(worker: Subject) -> None:
     """An abort of the longer of two names leaves the shorter one alone."""
+    _require_room(worker, 2)
     name = worker.rid()
     async with worker.live(name, 0.5) as short, worker.live(name + "1") as longer:
         await _abort(worker, rid=name + "1")
@@ -107,6 +118,7 @@ async def _spared(live: Live) -> None:
 @check("§5, io_struct.py:2285")
 async def abort_all(worker: Subject) -> None:
     """`abort_all` ends every request."""
+    _require_room(worker, 2)
     loads = (await worker.ask("/v1/loads")).response
     if loads.status == 200 and any(load["num_running_reqs"] for load in loads.json()["loads"]):
         raise Inapplicable("requests that are not ours are running")
@@ -123,10 +135,31 @@ async def disconnect_aborts(worker: Subject) -> None:
     began = trio.current_time()
     async with worker.live(rid) as live:
         live.connection.close()
-    natural = live.count * worker.facts.pace
-    # While it runs, its name is refused; the answer to its second use is that of a new request.
+    await _freed(worker, rid, began, live.count * worker.facts.pace / 2)
+
+
+@check("§5, tokenizer_manager.py:1954")
+async def disconnect_aborts_a_unary_request(worker: Subject) -> None:
+    """A client that goes away ends its unary request: SGLang looks for it every 4 s."""
+    rid = worker.rid()
+    share = max(1.0, 3 * _POLLED / worker.live_seconds)
+    natural = worker.live_tokens(share) * worker.facts.pace
+    if natural < 2 * _POLLED:
+        raise Inapplicable(f"its longest generation takes {natural:.3g} s; a client's leaving is seen within 4 s")
+    began = trio.current_time()
+    async with worker.live(rid, share, stream=False) as live:
+        # Its name is refused as soon as it is live.
+        await trio.sleep(_LOOK)
+        if (await worker.ask("/generate", worker.body(1, rid=rid))).response.status != 400:
+            raise Inapplicable(f"it did not yet run after {_LOOK:g} s")
+        live.connection.close()
+    await _freed(worker, rid, began, natural * 3 / 4)
+
+
+async def _freed(worker: Subject, rid: str, began: float, seconds: float) -> None:
+    """Another request may have the name, so many seconds after `began`: the one that had it has ended."""
     while (status := (await worker.ask("/generate", worker.body(1, rid=rid))).response.status) == 400:
-        if trio.current_time() - began > natural / 2:
-            raise Broken(f"{natural / 2:.2g} s after its client had gone the generation still ran")
+        if trio.current_time() - began > seconds:
+            raise Broken(f"{seconds:.2g} s after its client had gone the generation still ran")
         await trio.sleep(_LOOK)
     equal("status", status, 200)

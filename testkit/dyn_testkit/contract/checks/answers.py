@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from dyn_testkit.contract.compare import differences
 from dyn_testkit.contract.subject import Subject
-from dyn_testkit.contract.table import Inapplicable, check, equal, expect
+from dyn_testkit.contract.table import Inapplicable, check, equal, expect, number
 
 _ALWAYS = (
     "id",
@@ -21,6 +22,11 @@ _ALWAYS = (
     "dp_rank",
 )
 _FINISHED = ("weight_versions", "e2e_latency")
+_COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens", "num_retractions")
+#: Where cached tokens are kept.
+_TIERS = ("device", "host", "storage")
+#: Tokens of a prompt that nobody has sent before.
+_FRESH = 32
 #: Cuts of an answer of this many tokens.
 _TOKENS = 12
 _CUTS = (1, 6, _TOKENS - 1)
@@ -32,12 +38,12 @@ def _lacks(value: dict[str, Any], keys: tuple[str, ...]) -> str:
 
 @check("§4.1, tokenizer_manager.py:2675")
 async def unary_keys(worker: Subject) -> None:
-    """A unary answer is an object of `output_ids` and `meta_info`, and of `text` if there is a tokenizer."""
+    """A unary answer is an object with `output_ids` and `meta_info`, and `text` if and only if there is a tokenizer."""
     value = await worker.unary(worker.body(3))
-    wanted = {"output_ids", "meta_info"}
-    if worker.facts.tokenizer or (worker.facts.tokenizer is None and "text" in value):
-        wanted |= {"text"}
-    equal("keys", set(value), wanted)
+    lacking = _lacks(value, ("output_ids", "meta_info"))
+    expect(not lacking, f"the answer lacks {lacking}")
+    if worker.facts.tokenizer is not None:
+        equal("it has `text`", "text" in value, worker.facts.tokenizer)
     expect(all(type(token) is int for token in value["output_ids"]), "output_ids are not integers")
 
 
@@ -66,6 +72,66 @@ async def counters(worker: Subject) -> None:
         expect(0 <= meta["cached_tokens"] < len(worker.prompt), f"cached_tokens is {meta['cached_tokens']}")
         expect(meta["num_retractions"] >= 0, f"num_retractions is {meta['num_retractions']}")
         expect(meta["reasoning_tokens"] == 0, f"reasoning_tokens is {meta['reasoning_tokens']}, none was asked for")
+
+
+@check("§4.4")
+async def types(worker: Subject) -> None:
+    """Counters are integers in every event, `e2e_latency` a number of seconds, `dp_rank` an integer or null."""
+    unary = (await worker.unary(worker.body(3)))["meta_info"]
+    metas = [unary, *(event["meta_info"] for event in await worker.events(worker.body(3)))]
+    for meta in metas:
+        wrong = [f"{name} {meta[name]!r}" for name in _COUNTS if type(meta[name]) is not int]
+        expect(not wrong, f"no integers: {', '.join(wrong)}")
+        expect(meta["dp_rank"] is None or type(meta["dp_rank"]) is int, f"dp_rank is {meta['dp_rank']!r}")
+    for meta in (unary, metas[-1]):
+        seconds = meta["e2e_latency"]
+        expect(number(seconds) and seconds >= 0, f"e2e_latency is {seconds!r}")
+
+
+@check("§4.4, output_streamer.py:102")
+async def cached_tokens(worker: Subject) -> None:
+    """`cached_tokens` is the same in every event, and what its details add up to; they are null for 0."""
+    first = await worker.unary(worker.body(1))
+    events = await worker.events(worker.body(6))
+    equal("cached_tokens, event by event", len({event["meta_info"]["cached_tokens"] for event in events}), 1)
+    for value in (first, *events):
+        count, details = value["meta_info"]["cached_tokens"], value["meta_info"]["cached_tokens_details"]
+        expect(details is None or isinstance(details, dict), f"cached_tokens_details is {details!r}")
+        equal(f"the sum of {details}", sum((details or {}).get(tier, 0) for tier in _TIERS), count)
+
+
+@check("§4.4, schedule_batch.py:2965")
+async def new_prompts_are_not_cached(worker: Subject) -> None:
+    """`cached_tokens` of a prompt that nobody has sent before counts no more than its beginning."""
+    if len(set(worker.prompt)) < 3:
+        raise Inapplicable("prompt= has too few different tokens to make a new prompt of")
+    prompt = random.SystemRandom().choices(worker.prompt, k=_FRESH)
+    count = (await worker.unary(worker.body(1, input_ids=prompt)))["meta_info"]["cached_tokens"]
+    expect(count <= _FRESH // 2, f"{count} of {_FRESH} tokens of a new prompt")
+
+
+@check("§1.1, §4.4, http_server.py:824")
+async def weight_version_is_the_servers(worker: Subject) -> None:
+    """`weight_version` of an answer, and of its spans, is that of `/model_info`."""
+    wanted = (await worker.ask("/model_info")).response.json()["weight_version"]
+    for stream in (False, True):
+        meta = (await worker.answer(worker.body(2), stream=stream))["meta_info"]
+        equal("weight_version", meta["weight_version"], wanted)
+        equal("versions of the spans", [span["version"] for span in meta["weight_versions"]], [wanted])
+
+
+@check("§3.3, sampler.py:934")
+async def sampling_seed(worker: Subject) -> None:
+    """With deterministic inference a `sampling_seed` gives the same tokens again, and in a continuation the rest."""
+    if not worker.facts.says("enable_deterministic_inference"):
+        raise Inapplicable("without enable_deterministic_inference a sampling_seed means nothing")
+    sampling = {"temperature": 1.0, "sampling_seed": 7}
+    whole = await worker.ids(worker.body(_TOKENS, sampling=sampling))
+    equal("output_ids, asked again", await worker.ids(worker.body(_TOKENS, sampling=sampling)), whole)
+    cut = _TOKENS // 2
+    prompt = [*worker.prompt, *whole[:cut]]
+    rest = await worker.ids(worker.body(_TOKENS - cut, input_ids=prompt, sampling=sampling))
+    equal(f"the rest after {cut} tokens", rest, whole[cut:])
 
 
 @check("§4.4, srt/utils/weight_versions.py")

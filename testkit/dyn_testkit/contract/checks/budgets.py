@@ -49,6 +49,9 @@ async def default_budget(worker: Subject) -> None:
         raise Inapplicable("the worker prefers a max_new_tokens of its own")
     if (worker.facts.context_length or _DEFAULT) < _DEFAULT + len(worker.prompt) + _ROOM:
         raise Inapplicable("the context is too short for them")
+    took = _DEFAULT * worker.facts.pace
+    if took > worker.patience:
+        raise Inapplicable(f"they take {took:.3g} s here: give answer_timeout=")
     value = await worker.unary(worker.body(sampling={"max_new_tokens": ...}))
     equal("output_ids, counted", len(value["output_ids"]), _DEFAULT)
     equal("finish_reason", value["meta_info"]["finish_reason"], {"type": "length", "length": _DEFAULT})

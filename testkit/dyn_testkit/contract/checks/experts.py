@@ -35,7 +35,7 @@ async def expert_rows(worker: Subject) -> None:
     width = await _width(worker)
     for stream in (False, True):
         rows = await _rows(worker, 5, stream=stream)
-        equal("rows", len(rows) / width, len(worker.prompt) + 5 - 1)
+        equal(f"bytes of rows of {width}", len(rows), width * (len(worker.prompt) + 5 - 1))
 
 
 @check("§4.9, io_struct.py:265")

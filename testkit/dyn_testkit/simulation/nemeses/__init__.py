@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dyn_testkit.history import Harm
 from dyn_testkit.simulation.nemeses.base import AUDITOR, Missed, Nemesis, Unproven, Validated
 from dyn_testkit.simulation.nemeses.clients import Clients
+from dyn_testkit.simulation.nemeses.cuts import Cut, Hound
 from dyn_testkit.simulation.nemeses.links import Links
 from dyn_testkit.simulation.nemeses.proofs import PROOFS
-from dyn_testkit.simulation.nemeses.workers import Cut, Death, Illness, Rollout
+from dyn_testkit.simulation.nemeses.workers import Death, Illness, Rollout
 
 #: The kinds that work again once they are undone, if nothing else befalls the same worker meanwhile.
 LASTING = Death.faults | {"stall", "lie", "busy", "drain", "partition", "refuse", "hang", "deaf"}
 
-#: The kinds of which no attempt may fail: what clients do, new weights, slowness.
-HARMLESS = Clients.faults | {"weights", "slow"}
+#: What of its worker suffers from each kind; of what clients do, of new weights and slowness, nothing.
+HARMS: Mapping[str, tuple[Harm, ...]] = {
+    **dict.fromkeys([*Death.faults, "stall", "partition"], ("attempts", "health", "answers")),
+    "drain": ("attempts", "health"),
+    # Those of addresses strike new dials alone: a probe may have a connection yet.
+    **dict.fromkeys(["refuse", "hang", "deaf", "reset"], ("attempts",)),
+    **dict.fromkeys([*Cut.faults, *Hound.faults, "busy", "lie"], ("attempts",)),
+    **dict.fromkeys([*Clients.faults, "weights", "slow"], ()),
+}
 
 #: Who does what.
 KINDS: Mapping[str, type[Nemesis]] = {
-    kind: nemesis for nemesis in (Death, Illness, Rollout, Cut, Links, Clients) for kind in sorted(nemesis.faults)
+    kind: nemesis
+    for nemesis in (Death, Illness, Rollout, Cut, Hound, Links, Clients)
+    for kind in sorted(nemesis.faults)
 }
 
-__all__ = ["AUDITOR", "HARMLESS", "KINDS", "LASTING", "PROOFS", "Missed", "Nemesis", "Unproven", "Validated"]
+__all__ = ["AUDITOR", "HARMS", "KINDS", "LASTING", "PROOFS", "Missed", "Nemesis", "Unproven", "Validated"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import trio
+
 from dyn_testkit.client import fetch
 from dyn_testkit.simulation.nemeses.base import Missed
 
@@ -44,7 +46,7 @@ class Clients:
         if not named:
             raise Missed
         for client in named[: max(1, int(len(named) * STORM))]:
-            client.aborted = True
+            client.aborted = trio.current_time()
             await fetch(world.network.host("trainer"), world.router.url, "/abort_request", {"rid": client.rid})
 
     async def teardown(self, world: World, fault: PlannedFault) -> None:

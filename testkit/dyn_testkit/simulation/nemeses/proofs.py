@@ -10,6 +10,7 @@ import trio
 from dyn_relay.net import ConnectFailed, Network
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.simulation.nemeses.base import AUDITOR, Proof
+from dyn_testkit.simulation.nemeses.cuts import CUTS
 from dyn_testkit.simulation.nemeses.workers import SLOW
 
 if TYPE_CHECKING:
@@ -107,6 +108,14 @@ async def _cut(world: World, fault: PlannedFault) -> str:
     return f"{firings[-1].fault} happened" if firings else ""
 
 
+async def _bitten(world: World, fault: PlannedFault) -> str:
+    """The same, of every worker that its prey has come to."""
+    struck = world.struck_workers(fault)
+    return (
+        f"{len(struck)} workers cut one request" if all(world.workers[each].faults.firings for each in struck) else ""
+    )
+
+
 PROOFS: Mapping[str, Proof] = {
     "kill": _refused,
     "swizzle": _all_but_one_refused,
@@ -117,8 +126,8 @@ PROOFS: Mapping[str, Proof] = {
     "busy": _busy,
     "drain": _draining,
     "weights": _weights,
-    "cut": _cut,
-    "late_cut": _cut,
+    **dict.fromkeys(CUTS, _cut),
+    "hound": _bitten,
     "partition": _unreachable,
     "hang": _unreachable,
     "deaf": _unreachable,

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import trio
 
 from dyn_relay.net import ConnectFailed
-from dyn_testkit import faults
 from dyn_testkit.client import fetch
-from dyn_testkit.faults import Fault, Seen, Where
-from dyn_testkit.simulation.nemeses.base import AUDITOR, Missed
+from dyn_testkit.simulation.nemeses.base import Missed
 
 if TYPE_CHECKING:
     from dyn_testkit.simulation.scenario import PlannedFault
@@ -25,25 +22,8 @@ SLOW = 3.0
 BETWEEN = 2.0
 #: Seconds that a process needs to come back.
 BOOT = 1.0
-
-#: Where an answer may be cut: every place of it. Few cuts would find its end by chance.
-CUTS: Mapping[str, Sequence[Where]] = {
-    "cut": (
-        faults.AT_HEAD,
-        faults.at_token(0),
-        faults.at_token(1),
-        faults.at_token(7),
-        faults.inside_chunk_size(3),
-        faults.inside_json(5, 30),
-    ),
-    "late_cut": (
-        faults.at_token(-1),
-        faults.AFTER_LAST_TOKEN,
-        faults.AFTER_FINISH,
-        faults.BEFORE_LAST_CHUNK,
-        faults.AFTER_DONE,
-    ),
-}
+#: Seconds that a trainer waits for one worker.
+PATIENCE = 5.0
 
 
 class Death:
@@ -121,20 +101,30 @@ class Rollout:
         """Nothing."""
 
     async def invoke(self, world: World, fault: PlannedFault) -> None:
-        """Drain: no health any more, live requests go on. Weights: by the engine's own endpoint."""
-        worker = world.workers[fault.worker]
+        """Drain: no health any more, live requests go on. Weights: for all workers, by the engine's own endpoint."""
         if fault.kind == "drain":
-            worker.health_status = 503
+            world.workers[fault.worker].health_status = 503
             return
         version = world.new_version()
-        order = {"model_path": "mock/model", "weight_version": version}
-        try:
-            done = await fetch(world.network.host("trainer"), worker.url, "/update_weights_from_disk", order)
-        except ConnectFailed:
-            raise Missed from None
-        if done.status != 200:
+        updated = [number for number in range(len(world.workers)) if await self._update(world, number, version)]
+        if fault.worker not in updated:
             raise Missed
-        world.versions[fault.worker] = version
+        world.befell(fault, updated)
+
+    async def _update(self, world: World, number: int, version: str) -> bool:
+        """New weights for one worker; False if it cannot take them now."""
+        order = {"model_path": "mock/model", "weight_version": version}
+        with trio.move_on_after(PATIENCE):
+            try:
+                done = await fetch(
+                    world.network.host("trainer"), world.workers[number].url, "/update_weights_from_disk", order
+                )
+            except ConnectFailed:
+                return False
+            if done.status == 200:
+                world.versions[number] = version
+            return done.status == 200
+        return False
 
     async def teardown(self, world: World, fault: PlannedFault) -> None:
         """A drained worker ends, with what it has not finished, and comes back."""
@@ -144,39 +134,3 @@ class Rollout:
             await trio.sleep(BOOT)
             worker.health_status = 200
             await worker.restart()
-
-
-class Cut:
-    """Cuts the next answer of a worker, early or at its end, at a place that `choice` gives."""
-
-    faults = frozenset(CUTS)
-
-    async def setup(self, world: World) -> None:
-        """Nothing."""
-
-    async def invoke(self, world: World, fault: PlannedFault) -> None:
-        """Wait until it has happened, for at most `duration`."""
-        worker = world.workers[fault.worker]
-        places = CUTS[fault.kind]
-        place = places[int(fault.choice * len(places))]
-        what = faults.RESET if int(fault.choice * 1000) % 2 else faults.CLOSE
-        begun = len(worker.generates)
-
-        def fits(body: dict[str, Any]) -> bool:
-            # Stock SGLang sends an EOS together with its finish: there is no place between them.
-            ends_by_budget = body["sampling_params"].get("ignore_eos") is True
-            return body.get("rid") != AUDITOR and (ends_by_budget or place is not faults.AFTER_LAST_TOKEN)
-
-        def following(seen: Seen) -> bool:
-            since = [recorded.json() for recorded in worker.generates[begun : seen.index + 1]]
-            return bool(since) and fits(since[-1]) and not any(map(fits, since[:-1]))
-
-        planned = Fault(place, what, following)
-        worker.faults.add(planned)
-        with trio.move_on_after(fault.duration):
-            await worker.faults.fired(planned)
-        if not worker.faults.count(planned):
-            raise Missed
-
-    async def teardown(self, world: World, fault: PlannedFault) -> None:
-        """Nothing: it is over."""
