@@ -108,6 +108,8 @@ def progress(record: Record) -> list[tuple[float, int]]:
 
 def tokens(record: Record) -> int:
     """How many tokens a client got, as its answer counts them."""
+    if record.checked:
+        return record.tokens
     texts = record.events if record.streaming else [record.text]
     return max((_meta(text).completion_tokens or 0 for text in texts), default=0)
 
@@ -139,8 +141,8 @@ def failed(attempt: Row) -> bool:
 
 
 def window(faults: Iterable[Fault]) -> tuple[float, float] | None:
-    """From the first fault's beginning to the end of the last one; one that was not undone counts as a moment."""
-    spans = [(fault.at, fault.at if fault.until is None else fault.until) for fault in faults]
+    """From the first fault's beginning to the end of the last one; one that was not undone has none."""
+    spans = [(fault.at, math.inf if fault.until is None else fault.until) for fault in faults]
     return (min(begin for begin, _ in spans), max(end for _, end in spans)) if spans else None
 
 
@@ -193,27 +195,28 @@ def rows_by_key(history: History) -> dict[str, Row]:
 def deliveries(history: History) -> tuple[list[Tokens], list[Tokens]]:
     """The tokens of all streams, as their clients read them, and those of unary answers.
 
-    A unary answer's tokens came to the router between each attempt's first token and its end; if there is no row, at
-    any time since the request was sent.
+    A unary answer's tokens, and those of an answer that was not kept, came to the router between each attempt's first
+    token and its end; if there is no row, at any time since the request was sent.
     """
     rows = rows_by_key(history)
     streams: list[Tokens] = []
     unary: list[Tokens] = []
     for key, record in history.records.items():
-        if record.streaming:
+        given = streams if record.streaming else unary
+        if record.streaming and not record.checked:
             had = 0
             for at, total in progress(record):
-                streams.append(Tokens(at, at, total - had))
+                given.append(Tokens(at, at, total - had))
                 had = total
         elif key in rows:
             offset = rows[key]["time"] - history.run.began
-            unary += (
+            given += (
                 Tokens(offset + attempt["first_token"], offset + attempt["ended"], attempt["tokens"])
                 for attempt in rows[key]["attempts"]
                 if attempt["first_token"] is not None
             )
         else:
-            unary.append(Tokens(record.sent, record.ended, tokens(record)))
+            given.append(Tokens(record.sent, record.ended, tokens(record)))
     return streams, unary
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 
 import msgspec
 
+from dyn_chaos import measures
 from dyn_chaos.load import Plan
 from dyn_testkit import checkers
 from dyn_testkit.history import Entry, History, Record, Reference, Run, without_answer
@@ -48,7 +49,7 @@ class Recorder:
         if record is not None and not self._whole:
             alone = History(self._strict, {record.key: record}, {record.key: reference})
             if not checkers.check(alone):
-                self.note(without_answer(record))
+                self.note(without_answer(record, measures.tokens(record)))
                 return
         self.note(reference)
         if record is not None:

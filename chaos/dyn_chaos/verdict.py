@@ -11,6 +11,7 @@ from typing import Any
 
 from dyn_chaos.actions.drain import KIND as DRAIN
 from dyn_chaos.actions.drain import LIVE
+from dyn_chaos.measures import percentile
 from dyn_chaos.nemesis import CERTAIN, UNDONE
 from dyn_chaos.report import Outcome
 from dyn_chaos.sampler import GAUGES, MIGRATIONS
@@ -125,10 +126,10 @@ def _moved(history: History, outcome: Outcome) -> None:
     if history.run.traced:
         moved = [row for row in history.rows if len(row["attempts"]) > 1]
         outcome.facts["migrated"] = len(moved)
-        gaps = sorted(gap for row in moved for gap in recovery_gaps(row))
+        gaps = [gap for row in moved for gap in recovery_gaps(row)]
         if gaps:
-            shown = (gaps[int(len(gaps) * share)] for share in (0.5, 0.95))
-            outcome.facts["recovery gap p50/p95/max"] = "/".join(f"{gap:.2f}" for gap in (*shown, gaps[-1])) + " s"
+            shown = (percentile(gaps, share) for share in (0.5, 0.95, 1.0))
+            outcome.facts["recovery gap p50/p95/max"] = "/".join(f"{gap:.2f}" for gap in shown) + " s"
         count: float = len(moved)
     elif history.samples:
         count = outcome.facts["migrations"] = int(history.samples[-1].values[MIGRATIONS])

@@ -80,6 +80,8 @@ class Record(Entry, frozen=True, tag="request"):
     aborted: float | None = None
     #: It was checked against its reference when it ended, nothing was found, and what the client read was left out.
     checked: bool = False
+    #: Then: how many tokens it had.
+    tokens: int = 0
     sent: float = 0.0
     ended: float = 0.0
 
@@ -94,9 +96,9 @@ class Record(Entry, frozen=True, tag="request"):
         return self.times[0] if self.times else None
 
 
-def without_answer(record: Record) -> Record:
-    """What remains of a record that was checked and found right; its reference may go, too."""
-    return msgspec.structs.replace(record, headers={}, events=[], times=[], text="", checked=True)
+def without_answer(record: Record, tokens: int) -> Record:
+    """What remains of a record of so many tokens that was checked and found right; its reference may go, too."""
+    return msgspec.structs.replace(record, headers={}, events=[], times=[], text="", checked=True, tokens=tokens)
 
 
 class Reference(Record, frozen=True, tag="reference"):

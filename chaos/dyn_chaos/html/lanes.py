@@ -147,10 +147,11 @@ def _key(finding: Finding, history: History, names: Mapping[str, str]) -> str:
 
 def _lane(record: Record, history: History, row: Row | None, findings: list[tuple[str, str]]) -> Lane:
     status, why, meta = "whole", "", dict[str, Any]()
-    try:
-        meta = _once(fold.answer(record).meta)
-    except fold.Incomplete as error:
-        status, why = _short_of_whole(record, history), str(error)
+    if not record.checked:
+        try:
+            meta = _once(fold.answer(record).meta)
+        except fold.Incomplete as error:
+            status, why = _short_of_whole(record, history), str(error)
     attempts = [_attempt(attempt, row["time"] - history.run.began) for attempt in row["attempts"]] if row else []
     points = _thin(measures.progress(record))
     return Lane(

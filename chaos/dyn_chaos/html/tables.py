@@ -106,9 +106,14 @@ def _idle(name: str, history: History) -> str:
         return "" if history.samples else "no samples"
     if name == "exactly_once":
         return "" if history.run.traced else "no rows"
+    if name == "rows":
+        return "" if history.rows else "no rows"
     if name == "exclusion":
         return "" if history.rows and history.run.workers else "no rows"
-    return "" if history.references else "no references"
+    if name == "experts" and not any(each.body.get("return_routed_experts") for each in history.records.values()):
+        return "nobody asked for them"
+    judged = history.references or any(record.checked for record in history.records.values())
+    return "" if judged else "no references"
 
 
 def recovery(phases: Sequence[Recovery]) -> str:

@@ -22,8 +22,9 @@ def check(history: History) -> Iterator[Finding]:
         yield from (Finding(row["rid"], "rows", text) for text in _attempts(row))
     for key, record in history.records.items():
         name = name_of(record)
-        if name in rows and not record.checked:
-            yield from (Finding(key, "rows", text) for text in _differences(record, rows[name]))
+        if name in rows:
+            differences = _of_checked if record.checked else _differences
+            yield from (Finding(key, "rows", text) for text in differences(record, rows[name]))
 
 
 def _attempts(row: Mapping[str, Any]) -> Iterator[str]:
@@ -32,6 +33,11 @@ def _attempts(row: Mapping[str, Any]) -> Iterator[str]:
         if attempt["resumed_from"] != delivered:
             yield f"attempt {attempt['number']} went on from {attempt['resumed_from']}, {delivered} were delivered"
         delivered += attempt["tokens"]
+
+
+def _of_checked(record: Record, row: Mapping[str, Any]) -> Iterator[str]:
+    if row["completion_tokens"] not in (None, record.tokens):
+        yield f"completion_tokens {record.tokens}, its row says {row['completion_tokens']}"
 
 
 def _differences(record: Record, row: Mapping[str, Any]) -> Iterator[str]:

@@ -155,6 +155,12 @@ def test_a_gap_ends_with_the_next_token_wherever_that_comes_from() -> None:
     assert list(recovery_gaps({"attempts": [attempt(0)]})) == []
 
 
+def test_a_median_is_not_the_worst() -> None:
+    other = attempt(1, first_token=3.5, last_token=3.5, ended=3.75)
+    rows = [row(), row(rid="other", attempts=[attempt(0), other])]
+    assert verdict(seen(rows=rows)).facts["recovery gap p50/p95/max"] == "0.75/3.00/3.00 s"
+
+
 @pytest.mark.parametrize(("status", "exit_code"), [(200, 0), (502, 1)])
 def test_a_recorded_history_is_checked_again(tmp_path: Path, status: int, exit_code: int) -> None:
     got = record("unary", status=status)

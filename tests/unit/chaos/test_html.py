@@ -95,12 +95,16 @@ def test_a_check_without_anything_to_judge_does_not_hold() -> None:
     said = Reader(html.render(bare(), [])).seen
     assert [said.count(each) for each in ("holds", "no references", "no rows", "no samples")] == [
         0,
-        len(checkers.CHECKERS) - 4,
-        2,
+        len(checkers.CHECKERS) - 6,
+        3,
         2,
     ]
     seen, _ = stormy()
     assert Reader(html.render(seen, [], ["leak", "tokens"])).seen.count("holds") == 1
+    asked = history.of_records({"unary": record("unary")}, {"unary": record("unary")})
+    assert "nobody asked for them" in Reader(html.render(asked, [], ["experts"])).seen
+    asked.records["unary"].body["return_routed_experts"] = True
+    assert "holds" in Reader(html.render(asked, [], ["experts"])).seen
 
 
 @pytest.mark.parametrize("seen", [History(), bare()], ids=["empty", "bare"])
@@ -122,6 +126,16 @@ def test_a_lane_tells_what_became_of_its_request() -> None:
     assert failed["findings"] == [["exactly_once", "2 rows"]]
     assert (gone["status"], gone["attempts"]) == ("left", [])
     assert moved["body"]["input_ids"] == '[0, 1, 2, 3, 4, 5, "... 894 more"]'
+
+
+def test_an_answer_that_was_checked_and_not_kept_is_whole() -> None:
+    seen = History(Run(traced=True))
+    seen.add(history.without_answer(record("cumulative"), 4))
+    [lane] = drawn(seen)["lanes"]
+    assert (lane["status"], lane["why"], lane["tokens"]) == ("whole", "", 4)
+    said = Reader(html.render(seen, [], ["tokens"])).seen
+    assert "1 whole" in said
+    assert "holds" in said
 
 
 def test_what_an_engine_refuses_has_not_failed() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import msgspec
 import pytest
 from tests.recorded_answers import record
 from tests.recorded_runs import attempt, bare, row, stormy, stream
 
 from dyn_chaos import measures
 from dyn_chaos.measures import Gap, Spread, Tokens
-from dyn_testkit.history import Fault, History, Run
+from dyn_testkit.history import Fault, History, Run, without_answer
 
 
 @pytest.mark.parametrize(
@@ -85,8 +88,8 @@ def test_each_cut_has_its_own_gap() -> None:
 def test_the_faults_last_from_the_first_to_the_end_of_the_last() -> None:
     assert measures.window([]) is None
     faults = [Fault("kill", "a", 5.0, 6.0), Fault("stop", "a", 3.0, 9.0), Fault("kill", "b", 8.0)]
-    assert measures.window(faults) == (3.0, 9.0)
-    assert measures.window(faults[2:]) == (8.0, 8.0)
+    assert measures.window(faults[:2]) == (3.0, 9.0)
+    assert measures.window(faults) == (3.0, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -140,6 +143,18 @@ def test_tokens_come_when_the_client_or_the_router_has_them() -> None:
     cut = attempt(0, "w1", first_token=None, tokens=0, cause="connect")
     history.rows.append(row("own", 2.0, cut, attempt(1, "w1", first_token=1.0, ended=3.0)))
     assert measures.deliveries(history)[1] == [Tokens(3.0, 5.0, 4)]
+
+
+def test_an_answer_that_was_not_kept_counts_as_its_row_says() -> None:
+    history = History(Run(traced=True))
+    for streaming in (True, False):
+        kept = without_answer(record("cumulative" if streaming else "unary", key=str(streaming), ended=1.0), 4)
+        history.add(msgspec.structs.replace(kept, body={**kept.body, "rid": str(streaming)}))
+        assert measures.tokens(kept) == 4
+    history.rows.append(row("True", 0.0, attempt(0, "w1", first_token=0.5, ended=2.0)))
+    streams, unary = measures.deliveries(history)
+    assert streams == [Tokens(0.5, 2.0, 4)]
+    assert unary == [Tokens(0.0, 1.0, 4)]
 
 
 def test_rates_are_of_equal_parts_of_the_time() -> None:

@@ -488,6 +488,8 @@ RUNS: dict[str, tuple[History, set[str]]] = {
     ),
     "a prompt of another length": (run({**WHOLE, "prompt_tokens": 4}), {"rows"}),
     "another share in the cache": (run({**WHOLE, "cached_tokens": 1}), {"rows"}),
+    "as many tokens as an answer had that was not kept": (run(WHOLE, without_answer(record("unary"), 4)), set()),
+    "less tokens than an answer had that was not kept": (run(WHOLE, without_answer(record("unary"), 5)), {"rows"}),
     "a failure of what came whole": (run({**WHOLE, "outcome": "failed"}), {"rows"}),
     "an error of what came whole": (run({**WHOLE, "error": "no_worker"}), {"rows"}),
     "another status": (run({**WHOLE, "status": 503}), {"rows"}),
@@ -666,7 +668,7 @@ def test_a_continuation_asks_for_no_more_than_is_left() -> None:
 
 def test_an_answer_that_was_checked_before_needs_no_reference_but_must_still_be_in_time() -> None:
     for ended, expected in ((1.0, []), (11.0, ["liveness"])):
-        history = run(WHOLE, without_answer(record("unary", ended=ended)))
+        history = run(WHOLE, without_answer(record("unary", ended=ended), 4))
         history.references = {}
         assert [finding.check for finding in check(history)] == expected
         assert history.records["unary"].text == ""
