@@ -166,7 +166,7 @@ def _fold(events: list[dict[str, Any]]) -> Answer:
                 defects.append(f"{name} streams {found}, the other logprobs {logprob_dialect}")
     for event in events:  # a cumulative stream repeats them all in each
         event["output_ids"] = []
-        event["meta_info"] |= dict.fromkeys(event["meta_info"].keys() & set(PER_TOKEN), [])
+        event["meta_info"] |= {name: [] for name in PER_TOKEN if name in event["meta_info"]}
     return Answer(ids, meta, events, dialect, logprob_dialect, defects)
 
 
