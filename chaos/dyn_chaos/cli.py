@@ -36,6 +36,7 @@ from dyn_chaos.verdict import verdict
 from dyn_testkit import fold, history
 from dyn_testkit.history import Fault
 from dyn_testkit.simulation import scenario
+from dyn_testkit.simulation.campaign import quiet
 from dyn_testkit.simulation.scenario import Scenario
 
 T = TypeVar("T")
@@ -129,6 +130,7 @@ def simulate_command(
     The same seed and commit give the same run on every machine. The first failure ends it and is made small.
     """
     console = Console()
+    quiet()
     _one_of("--plan", "--scenario", "--seed", "--seeds", "--from")
     _one_of("--seed", "--seeds", "--from")
     try:

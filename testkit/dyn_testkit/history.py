@@ -110,8 +110,9 @@ class Reference(Record, frozen=True, tag="reference"):
         return cls(**msgspec.structs.asdict(record))
 
 
-#: Attempts that are under way or begin may fail; it does not say that it is well; answers under way stop.
-Harm = Literal["attempts", "health", "answers"]
+#: Attempts that are under way or begin may fail; it does not say that it is well; answers under way stop; new
+#: connections fail.
+Harm = Literal["attempts", "health", "answers", "dials"]
 
 
 class Fault(Entry, frozen=True, tag="fault"):

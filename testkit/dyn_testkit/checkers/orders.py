@@ -38,11 +38,11 @@ def check(history: History) -> Iterator[Finding]:
 
 
 def _ill(history: History, row: Mapping[str, Any], attempt: Mapping[str, Any]) -> bool:
-    """Its worker may not have heard an order, or has no need of it: it was away at the end of the attempt."""
+    """Its worker cannot hear an order, or has no need of it: it was away at the end of the attempt."""
     end = row["time"] - history.run.began + attempt["ended"]
     return any(
         fault.target == attempt["url"]
-        and "health" in fault.harms
+        and "dials" in fault.harms
         and fault.at <= end + SOON
         and (fault.until is None or end <= fault.until + SOON)
         for fault in history.faults

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing import get_context
 
+from dyn_relay.observe import log as logs
 from dyn_testkit.checkers import Finding
 from dyn_testkit.simulation.goals import met
 from dyn_testkit.simulation.run import run
@@ -32,6 +33,11 @@ class Result:
     goals: Counter[str] = field(default_factory=Counter)
 
 
+def quiet() -> None:
+    """For a process that runs nothing but plans: their proxies have nothing to say to people."""
+    logs.setup("critical")
+
+
 def try_plan(plan: Plan) -> Result:
     """Run a plan; an exception is a finding, too."""
     try:
@@ -50,7 +56,7 @@ def search(scenario: Scenario, seeds: Sequence[int], processes: int | None = Non
     """The results of all seeds as they come, in any order; it ends after the first with a finding."""
     waiting = iter(seeds)
     count = processes or os.cpu_count() or 1
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(count, get_context("spawn"), quiet) as pool:
         running: set[Future[Result]] = set()
         while True:
             running |= {pool.submit(try_seed, scenario, seed) for seed in islice(waiting, 2 * count - len(running))}

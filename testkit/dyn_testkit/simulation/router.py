@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import trio
 
 from dyn_relay.net import Network
-from dyn_relay.observe import log as logs
 from dyn_testkit.relay import Relay, open_relay
 
 
@@ -43,7 +42,6 @@ async def relay(
     network: Network, host: str, workers: Sequence[str], seed: int, settings: Mapping[str, Any]
 ) -> AsyncIterator[Relay]:
     """A `RouterFactory` for this project's proxy; `settings` are options of its configuration."""
-    logs.setup("critical")
     options: dict[str, Any] = {"seed": seed, "log_level": "error", **settings}
     async with open_relay(network, host, 30000, workers, wall=trio.current_time, **options) as running:
         await running.ready()

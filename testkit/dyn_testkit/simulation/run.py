@@ -134,12 +134,16 @@ async def _play(world: World, ran: Ran) -> None:
 
 
 async def _settle(world: World, patience: float) -> None:
-    """Wait until the router holds nothing any more, as long as that may take; what stays is for a checker to find."""
+    """Wait until the router holds nothing any more, as long as that may take; what stays is for a checker to find.
+
+    Then its last orders have some time to arrive.
+    """
     pause = 1.0
     with trio.move_on_after(patience):
         while any(world.router.gauges.values()):
             await trio.sleep(pause)
             pause *= 2
+    await trio.sleep(AFTERMATH)
 
 
 def reference(oracle: Oracle, request: RequestPlan) -> Reference:

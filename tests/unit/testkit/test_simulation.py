@@ -28,8 +28,10 @@ SMALL = Scenario(requests=(3, 5), tokens=(1, 30), span=200.0, duration=(5.0, 100
 DIGEST = """
 import hashlib, sys
 import msgspec
+from dyn_testkit.simulation.campaign import quiet
 from dyn_testkit.simulation.run import run
 from dyn_testkit.simulation.scenario import Scenario, draw
+quiet()
 for seed in range(3):
     ran = run(draw(Scenario(), seed), log=True)
     log = "\\n".join(ran.log).encode()
@@ -258,7 +260,10 @@ def test_a_bad_plan_says_what_is_wrong(tmp_path: Path, change: dict[str, object]
 
 
 @pytest.mark.parametrize("one", ["--plan {plan} --seed 3", "--plan {plan} --seeds 3", "--seed 3 --from 7"])
-def test_options_that_exclude_each_other_are_not_ignored(tmp_path: Path, one: str) -> None:
+def test_options_that_exclude_each_other_are_not_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: str
+) -> None:
+    monkeypatch.setattr("dyn_chaos.cli.quiet", lambda: None)  # it lasts as long as the process
     plan = tmp_path / "plan.json"
     plan.write_text("{}")
     said = CliRunner().invoke(main, ["simulate", *one.format(plan=plan).split()])
@@ -266,7 +271,8 @@ def test_options_that_exclude_each_other_are_not_ignored(tmp_path: Path, one: st
     assert "either --" in said.output
 
 
-def test_a_replayed_plan_says_that_nothing_was_found(tmp_path: Path) -> None:
+def test_a_replayed_plan_says_that_nothing_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dyn_chaos.cli.quiet", lambda: None)  # it lasts as long as the process
     plan = tmp_path / "plan.json"
     plan.write_bytes(msgspec.json.encode(one("kill")))
     said = CliRunner().invoke(main, ["simulate", "--plan", str(plan)])

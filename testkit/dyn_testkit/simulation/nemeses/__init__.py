@@ -17,11 +17,11 @@ LASTING = Death.faults | {"stall", "lie", "busy", "drain", "partition", "refuse"
 
 #: What of its worker suffers from each kind; of what clients do, of new weights and slowness, nothing.
 HARMS: Mapping[str, tuple[Harm, ...]] = {
-    **dict.fromkeys([*Death.faults, "stall", "partition"], ("attempts", "health", "answers")),
-    "drain": ("attempts", "health"),
+    **dict.fromkeys([*Death.faults, "stall", "partition"], ("attempts", "health", "answers", "dials")),
+    "drain": ("attempts", "health", "dials"),  # it ends with a death
     # Those of addresses strike new dials alone: a probe may have a connection yet.
-    **dict.fromkeys(["refuse", "hang", "deaf", "reset"], ("attempts",)),
-    **dict.fromkeys([*Cut.faults, *Hound.faults, "busy", "lie"], ("attempts",)),
+    **dict.fromkeys(["refuse", "hang", "deaf"], ("attempts", "dials")),
+    **dict.fromkeys([*Cut.faults, *Hound.faults, "busy", "lie", "reset"], ("attempts",)),
     **dict.fromkeys([*Clients.faults, "weights", "slow"], ()),
 }
 
