@@ -90,7 +90,8 @@ class Answer:
     ids: list[int]
     #: The last event's `meta_info`, its `PER_TOKEN` lists joined over the stream.
     meta: dict[str, Any]
-    #: All events as decoded; a unary answer is one event.
+    #: All events as decoded, but for what there is of each token: that is in `ids` and `meta`, once. A unary answer is
+    #: one event.
     events: list[dict[str, Any]]
     #: How `output_ids` and the first `PER_TOKEN` list stream: `CUMULATIVE`, `INCREMENTAL`, `EITHER` or `BROKEN`.
     dialect: str
@@ -163,6 +164,9 @@ def _fold(events: list[dict[str, Any]]) -> Answer:
             logprob_dialect = found if logprob_dialect == EITHER else logprob_dialect
             if found not in (EITHER, logprob_dialect):
                 defects.append(f"{name} streams {found}, the other logprobs {logprob_dialect}")
+    for event in events:  # a cumulative stream repeats them all in each
+        event["output_ids"] = []
+        event["meta_info"] |= {name: [] for name in PER_TOKEN if name in event["meta_info"]}
     return Answer(ids, meta, events, dialect, logprob_dialect, defects)
 
 

@@ -363,6 +363,15 @@ def test_every_request_needs_an_answer_and_a_reference() -> None:
     assert [finding.message for finding in check(of_records(one, {}))] == ["has no reference"]
 
 
+@pytest.mark.parametrize("mode", STREAMS)
+def test_what_a_stream_repeats_is_kept_once(mode: str) -> None:
+    whole = fold.answer(record(mode))
+    assert whole.ids == IDS
+    assert len(whole.meta["output_token_logprobs"]) == len(IDS)
+    assert [len(each["output_ids"]) for each in whole.events] == [0, 0, 0]
+    assert [len(meta["output_top_logprobs"]) for meta in whole.metas] == [0, 0, 0]
+
+
 def test_the_widest_difference() -> None:
     said = events("unary")
     said[0]["meta_info"]["output_top_logprobs"][1][0][0] += 0.5
