@@ -116,11 +116,8 @@ def answer(record: Record) -> Answer:
         raise Incomplete("no event")
     if record.streaming and not record.done:
         raise Incomplete("no [DONE]")
-    finish = events[-1]["meta_info"].get("finish_reason")
-    if finish is None:
+    if events[-1]["meta_info"].get("finish_reason") is None:
         raise Incomplete("no finish_reason in the last event")
-    if finish.get("type") == "abort" and finish.get("status_code") is not None:
-        raise Incomplete(f"{ENGINE_ERROR}: {finish}")
     return _fold(events)
 
 
@@ -144,11 +141,22 @@ def _decode(record: Record) -> Iterator[dict[str, Any]]:
             raise Incomplete(f"not a JSON object: {text[:80]!r}")
         if "error" in event:
             raise Incomplete(f"error event: {event['error']}")
+        failure = _failure(event)
+        if failure is not None:
+            raise Incomplete(f"{ENGINE_ERROR}: {failure}")
         try:
             msgspec.convert(event, Event)
         except msgspec.ValidationError as error:
             raise Incomplete(f"not an answer: {error}") from error
         yield event
+
+
+def _failure(event: dict[str, Any]) -> dict[str, Any] | None:
+    """The finish by which an engine says that it failed; its event has no counters if nothing had begun."""
+    meta = event.get("meta_info")
+    finish = meta.get("finish_reason") if isinstance(meta, dict) else None
+    failed = isinstance(finish, dict) and finish.get("type") == "abort" and finish.get("status_code") is not None
+    return finish if failed else None
 
 
 def _fold(events: list[dict[str, Any]]) -> Answer:

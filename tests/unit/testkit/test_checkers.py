@@ -372,6 +372,14 @@ def test_what_a_stream_repeats_is_kept_once(mode: str) -> None:
     assert [len(meta["output_top_logprobs"]) for meta in whole.metas] == [0, 0, 0]
 
 
+def test_an_engine_that_says_that_it_failed_is_loud_though_it_has_no_counters() -> None:
+    """SGLang's refusal of a stream whose queue is full."""
+    finish = {"type": "abort", "status_code": 503, "message": "The request queue is full."}
+    full = record("incremental", [{"text": "", "output_ids": [], "meta_info": {"id": "own", "finish_reason": finish}}])
+    with pytest.raises(fold.Incomplete, match="the engine's error: .*queue is full"):
+        fold.answer(full)
+
+
 def test_the_widest_difference() -> None:
     said = events("unary")
     said[0]["meta_info"]["output_top_logprobs"][1][0][0] += 0.5
