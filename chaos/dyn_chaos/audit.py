@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -27,6 +29,14 @@ async def health(url: str, within: float = SILENT) -> str:
             except httpx.HTTPError:
                 return REFUSED
     return SILENCE
+
+
+def refuses(url: str) -> bool:
+    """Nobody listens there. The system knows at once of its own ports, however busy this process is."""
+    at = httpx.URL(url)
+    with socket.socket() as dial:
+        dial.setblocking(False)
+        return dial.connect_ex((at.host, at.port)) == errno.ECONNREFUSED
 
 
 async def wait_for(look: Callable[[], Awaitable[str]], within: float) -> str:

@@ -70,8 +70,7 @@ class Kill:
         pids = self._struck[engine.name]
         if not pids or any(processes.state(pid) not in ("", "Z") for pid in pids):
             return ""
-        refused = await audit.health(engine.url) == audit.REFUSED
-        return f"{_named(pids)} gone, port {engine.port} refuses" if refused else ""
+        return f"{_named(pids)} gone, port {engine.port} refuses" if audit.refuses(engine.url) else ""
 
 
 class Stall:

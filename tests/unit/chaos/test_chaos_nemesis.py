@@ -235,3 +235,5 @@ async def test_health_tells_silence_from_refusal() -> None:
     async with deaf:
         silent = f"http://127.0.0.1:{deaf.socket.getsockname()[1]}"
         assert await audit.health(silent, within=0.01) == audit.SILENCE
+        assert not audit.refuses(silent)
+    assert audit.refuses(silent)

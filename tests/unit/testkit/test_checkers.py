@@ -376,7 +376,7 @@ def test_an_engine_that_says_that_it_failed_is_loud_though_it_has_no_counters() 
     """SGLang's refusal of a stream whose queue is full."""
     finish = {"type": "abort", "status_code": 503, "message": "The request queue is full."}
     full = record("incremental", [{"text": "", "output_ids": [], "meta_info": {"id": "own", "finish_reason": finish}}])
-    with pytest.raises(fold.Incomplete, match="the engine's error: .*queue is full"):
+    with pytest.raises(fold.Incomplete, match=r"the engine's error: .*queue is full"):
         fold.answer(full)
 
 
