@@ -14,6 +14,8 @@ from dyn_chaos import load
 
 #: Seconds without an answer after which a server is silent.
 SILENT = 0.5
+#: Seconds that the system may take to say that nobody listens on one of its own ports; nothing else runs meanwhile.
+AT_ONCE = 0.2
 #: Seconds between two looks.
 PAUSE = 0.02
 
@@ -35,7 +37,7 @@ def refuses(url: str) -> bool:
     """Nobody listens there. The system knows at once of its own ports, however busy this process is."""
     at = httpx.URL(url)
     with socket.socket() as dial:
-        dial.setblocking(False)
+        dial.settimeout(AT_ONCE)
         return dial.connect_ex((at.host, at.port)) == errno.ECONNREFUSED
 
 

@@ -9,8 +9,8 @@ from dyn_testkit import fold
 from dyn_testkit.checkers.base import Finding, explained, in_effect, prompt_of
 from dyn_testkit.history import History, Record
 
-#: Seconds between the sending of a request and the beginning of its row.
-NEAR = 2.0
+#: Seconds between the sending of a request and the beginning of its row, at most.
+NEAR = 30.0
 
 #: For want of a worker: each must have been tried, or a fault must keep it away.
 ALONE = frozenset({"no_worker", "no_survivor", "busy", "failed"})
@@ -121,7 +121,8 @@ def _row(record: Record, rows: Mapping[str, dict[str, Any]], history: History) -
     def apart(row: dict[str, Any]) -> float:
         return abs(float(row["time"]) - history.run.began - record.sent)
 
-    near = [row for row in history.rows if row["prompt_tokens"] == prompt and apart(row) <= NEAR]
+    failed = (row for row in history.rows if row["error"])
+    near = [row for row in failed if row["prompt_tokens"] == prompt and apart(row) <= NEAR]
     return min(near, key=apart, default=None)
 
 

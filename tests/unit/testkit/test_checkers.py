@@ -473,6 +473,18 @@ def asked(rid: str = "own", made: Any = None, **sampling: Any) -> Arrival:
     return Arrival("http://a", 0.0, {**body, "sampling_params": {**body["sampling_params"], **sampling}}, made)
 
 
+def relabelled(mode: str) -> Record:
+    """All tokens are said to be of other weights; of a stream, they come two at a time."""
+    said = [event(mode, 0, 2), event(mode, 2, 4)] if mode != "unary" else events(mode)
+    for each in said:
+        each["meta_info"]["weight_version"] = "v2"
+    said[-1]["meta_info"]["weight_versions"] = [{"version": "v2", "start": 0, "end": 4}]
+    return record(mode, said)
+
+
+#: Its only attempt was lost with its last word.
+TOLD = [("http://a", "own")]
+CUT = {**ROW, "outcome": "completed_here", "attempts": [{**ATTEMPT, "cause": "cut"}]}
 LOST = [{**ATTEMPT, "number": number, "cause": "cut", "tokens": 0, "ended": 0.0} for number in range(2)]
 REFUSED = [{**one, "cause": "connect"} for one in LOST]
 
@@ -578,6 +590,40 @@ RUNS: dict[str, tuple[History, set[str]]] = {
     ),
     "tokens of other weights": (run(WHOLE, arrived=[asked(made=[("default", 0, 3), ("v2", 3, 4)])]), {"versions"}),
     "tokens of their weights": (run(WHOLE, arrived=[asked(made=[("default", 0, 4)])]), set()),
+    "tokens of the event that brought other weights": (
+        run(
+            CUT,
+            relabelled("incremental"),
+            faults=[DEAD],
+            arrived=[asked(made=[("default", 0, 1), ("v2", 1, 4)])],
+            orders=TOLD,
+        ),
+        set(),
+    ),
+    "tokens of the event after it": (
+        run(
+            CUT,
+            relabelled("incremental"),
+            faults=[DEAD],
+            arrived=[asked(made=[("default", 0, 3), ("v2", 3, 4)])],
+            orders=TOLD,
+        ),
+        {"versions"},
+    ),
+    "a finished attempt's are known": (
+        run(WHOLE, relabelled("incremental"), arrived=[asked(made=[("default", 0, 1), ("v2", 1, 4)])]),
+        {"versions"},
+    ),
+    "a unary answer's are known": (
+        run(
+            CUT,
+            relabelled("unary"),
+            faults=[DEAD],
+            arrived=[asked(made=[("default", 0, 1), ("v2", 1, 4)])],
+            orders=TOLD,
+        ),
+        {"versions"},
+    ),
     "a clock that began anew": (run(moved(), late(0.9), faults=[HERE]), {"latency"}),
     "a clock that ran on": (run(moved(), late(), faults=[HERE]), set()),
     "another temperature": (run(WHOLE, arrived=[asked(temperature=0.5)]), {"requests"}),
