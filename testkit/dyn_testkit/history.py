@@ -192,6 +192,7 @@ class Order(Entry, frozen=True, tag="order"):
     """An order to abort, as a worker has read it."""
 
     worker: str
+    at: float
     rid: str
 
 

@@ -15,29 +15,54 @@ _GIVEN_UP = ("cut", "stall", "left")
 
 
 def check(history: History) -> Iterator[Finding]:
-    """Needs the router's rows, and workers that told what they were ordered."""
+    """Needs the router's rows, and workers that told what they were ordered.
+
+    An order that comes when its request has ended is anybody's: a router need not know the name any more.
+    """
     if not history.run.tapped:
         return
+    yield from _left(history)
+    yield from _told(history)
+    yield from _aborted(history)
+
+
+def _left(history: History) -> Iterator[Finding]:
     told = {(order.worker, order.rid) for order in history.orders}
     for row in history.rows:
         for attempt in row["attempts"]:
             place = (attempt["url"], attempt["rid"])
             given_up = attempt["cause"] in _GIVEN_UP and attempt["tokens"]
-            if given_up and place not in told and not _ill(history, row, attempt):
+            if given_up and place not in told and not _deaf(history, row, attempt):
                 what = f"{attempt['worker']} was never told to drop {attempt['rid']} ({attempt['cause']})"
                 yield Finding(row["rid"], "orders", what)
-    places = {(attempt["url"], attempt["rid"]) for row in history.rows for attempt in row["attempts"]}
-    named = {rid for _, rid in places}
+
+
+def _told(history: History) -> Iterator[Finding]:
+    rows = {attempt["rid"]: row for row in history.rows for attempt in row["attempts"]}
     for order in history.orders:
-        if order.rid in named and (order.worker, order.rid) not in places:
+        row = rows.get(order.rid)
+        if row is None or order.at > _ended(history, row):
+            continue
+        if not any((each["url"], each["rid"]) == (order.worker, order.rid) for each in row["attempts"]):
             yield Finding(order.rid, "orders", f"{order.worker} was told to drop it, and was never asked for it")
+
+
+def _aborted(history: History) -> Iterator[Finding]:
+    rows = {row["rid"]: row for row in history.rows}
     for record in history.records.values():
-        if record.aborted is not None and record.ended > record.aborted + SOON:
-            what = f"{name_of(record)} went on for {record.ended - record.aborted:.0f} s after its abort"
-            yield Finding(record.key, "orders", what)
+        row = rows.get(name_of(record))
+        if record.aborted is None or row is None:
+            continue
+        went_on = _ended(history, row) - record.aborted
+        if went_on > SOON:
+            yield Finding(record.key, "orders", f"{row['rid']} went on for {went_on:.0f} s after its abort")
 
 
-def _ill(history: History, row: Mapping[str, Any], attempt: Mapping[str, Any]) -> bool:
+def _ended(history: History, row: Mapping[str, Any]) -> float:
+    return float(row["time"] - history.run.began + row["duration"])
+
+
+def _deaf(history: History, row: Mapping[str, Any], attempt: Mapping[str, Any]) -> bool:
     """Its worker cannot hear an order, or has no need of it: it was away at the end of the attempt."""
     end = row["time"] - history.run.began + attempt["ended"]
     return any(

@@ -79,9 +79,7 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
             )
             history.rows = [dict(row) for row in world.router.rows]
             history.arrivals = _arrivals(world)
-            history.orders = [
-                Order(worker.url, body.get("rid", "")) for worker in world.workers for body in worker.aborts
-            ]
+            history.orders = _orders(world)
             history.samples = [Sample(trio.current_time(), dict(world.router.gauges))]
             history.end = End()
         fleet.cancel_scope.cancel()
@@ -164,8 +162,18 @@ def _notice(config: Config) -> float:
 def _arrivals(world: World) -> list[Arrival]:
     """The generations that workers have read from the router; the auditor asks, too."""
     return [
-        Arrival(worker.url, 0.0, body, worker.made.get(body.get("rid", "")))
+        Arrival(worker.url, recorded.at, body, worker.made.get(body.get("rid", "")))
         for worker in world.workers
-        for body in (recorded.json() for recorded in worker.generates)
+        for recorded, body in ((each, each.json()) for each in worker.generates)
         if body.get("rid") != AUDITOR
+    ]
+
+
+def _orders(world: World) -> list[Order]:
+    """The aborts that workers have read."""
+    return [
+        Order(worker.url, recorded.at, recorded.json().get("rid", ""))
+        for worker in world.workers
+        for recorded in worker.requests
+        if recorded.path == "/abort_request"
     ]

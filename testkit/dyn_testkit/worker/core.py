@@ -32,6 +32,8 @@ class Recorded:
 
     request: Request
     connection: int
+    #: When, in seconds of trio's clock.
+    at: float
 
     @property
     def path(self) -> str:
@@ -281,7 +283,7 @@ class MockWorker:
                 return
             request, leftover = got
             idle_limit = self.options.keep_alive
-            self.requests.append(Recorded(request, index))
+            self.requests.append(Recorded(request, index, trio.current_time()))
             self._note()
             keep = keeps_alive(request)
             await self._answer(connection, request, keep)

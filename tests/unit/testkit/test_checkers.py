@@ -442,7 +442,7 @@ def run(row: dict[str, Any] | None, got: Record | None = None, **fields: Any) ->
         history.references["third"] = record("unary", key="third")
     history.faults = fields.pop("faults", [])
     history.arrivals = [one if isinstance(one, Arrival) else Arrival("http://a", 0.0, {"rid": one}) for one in arrived]
-    history.orders = [Order(worker, rid) for worker, rid in orders]
+    history.orders = [Order(worker, 0.5, rid) for worker, rid in orders]
     history.samples = [Sample(0.0, {"fds": 10, "in_flight": 3}), Sample(9.0, fields)]
     return history
 
@@ -635,10 +635,18 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         run(moved(), late(), faults=[HERE], arrived=[asked(), asked("other")], orders=[("http://a", "own")]),
         set(),
     ),
+    "another worker was told, when all was over": (
+        run({**WHOLE, "duration": 0.4}, arrived=[asked()], orders=[("http://b", "own")]),
+        set(),
+    ),
     "another worker was told": (run(WHOLE, arrived=[asked()], orders=[("http://b", "own")]), {"orders"}),
     "an abort that was not heard": (
         run(WHOLE, record("unary", left=True, aborted=-100.0), arrived=[asked()]),
         {"orders"},
+    ),
+    "an abort that came when all was over": (
+        run(WHOLE, record("unary", left=True, aborted=3.5, ended=100.0), arrived=[asked()], limits={"patience": None}),
+        set(),
     ),
     "an attempt that never arrived": (run(WHOLE, arrived=[replace(asked(), worker="http://b")]), {"exactly_once"}),
     "a failure after the fault": (
