@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dyn_testkit.checkers.base import INNOCENT, Finding
+from dyn_testkit.checkers.base import INNOCENT, ROUNDING, Finding
 from dyn_testkit.history import Fault, History
 
 #: Seconds in which the workers of one fault come back, one after the other.
@@ -38,7 +38,7 @@ def check(history: History) -> Iterator[Finding]:
         sent = list(_dispatches(history, fault.target))
         failures = [one.ended for one in sent if one.failed and fault.at <= one.ended]
         for one in sent:
-            known = one.began > fault.at + notice or any(0 < one.began - at < inhibited for at in failures)
+            known = one.began > fault.at + notice or any(ROUNDING < one.began - at < inhibited for at in failures)
             well = _well(history, one) - {fault.target}
             if known and fault.at < one.began < fault.until - SETTLING and well:
                 what = (
@@ -66,4 +66,4 @@ def _well(history: History, one: _Dispatch) -> set[str]:
 
 
 def _near(fault: Fault, when: float, notice: float) -> bool:
-    return fault.at <= when and (fault.until is None or when <= fault.until + notice)
+    return fault.at <= when + ROUNDING and (fault.until is None or when <= fault.until + notice)

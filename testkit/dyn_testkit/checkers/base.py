@@ -15,6 +15,9 @@ VOLATILE = frozenset({"response_sent_to_client_ts"})
 #: How a request's `sampling_params.max_new_tokens` reads when it is absent (SGLang); null is no limit.
 DEFAULT_BUDGET = 128
 
+#: Seconds by which two sums that stand for the same moment may differ.
+ROUNDING = 1e-6
+
 #: Ends of an attempt that are no failure of its worker: its client's doing, or its connection's age.
 INNOCENT = (None, "left", "stale", "refused")
 
@@ -46,7 +49,7 @@ Checker = Callable[[History], Iterator[Finding]]
 def in_effect(fault: Fault, since: float, until: float, aftermath: float) -> bool:
     """An attempt may have failed of it between two times."""
     over = fault.at if fault.until is None else fault.until
-    return "attempts" in fault.harms and fault.at <= until and since <= over + aftermath
+    return "attempts" in fault.harms and fault.at <= until + ROUNDING and since <= over + aftermath
 
 
 def explained(history: History, row: Mapping[str, Any], attempt: Mapping[str, Any]) -> bool:

@@ -545,6 +545,10 @@ RUNS: dict[str, tuple[History, set[str]]] = {
     "descriptors": (run(WHOLE, fds=1000), {"leak"}),
     "an answer that came late": (run(WHOLE, record("unary", ended=11.0)), {"liveness"}),
     "a failure that faults explain": (run(failed(["cut", "cut"]), LOUD, faults=[HERE]), set()),
+    "a failure at the moment of its fault": (
+        run({**moved(ended=0.7), "time": 0.1}, late(), faults=[replace(HERE, at=0.8, until=0.8)]),
+        set(),
+    ),
     "a failure that nothing explains": (run(failed(["cut", "cut"]), LOUD), {"liveness", "causes"}),
     "a failure that nothing explains, survived": (run(moved(), late()), {"causes"}),
     "two losses where one may be": (
