@@ -19,10 +19,9 @@ def check(history: History) -> Iterator[Finding]:
     if limit is None or not workers:
         return
     for row in history.rows:
-        lost = sum(attempt["cause"] in _COUNTED for attempt in row["attempts"])
-        survived = lost - (row["outcome"] == "failed")
-        if survived > limit:
-            yield Finding(row["rid"], "limit", f"{survived} lost attempts were survived, {limit} may be")
+        rescues = sum(attempt["cause"] in _COUNTED for attempt in row["attempts"][:-1])
+        if rescues > limit:
+            yield Finding(row["rid"], "limit", f"{rescues} lost attempts were followed by another, {limit} may be")
         laps = 0
         for attempt in row["attempts"]:
             laps = 0 if attempt["cause"] in _COUNTED or attempt["cause"] in _FREE else laps + 1

@@ -555,6 +555,15 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         run({**ROW, "attempts": [*LOST, SECOND]}, late(), faults=[DEAD], limits={"workers": ["http://a"]}),
         {"limit"},
     ),
+    "finished here after two losses": (
+        run(
+            {**ROW, "outcome": "completed_here", "attempts": [LOST[0], {**SECOND, "cause": "cut"}]},
+            late(),
+            faults=[DEAD],
+            limits={"workers": ["http://a"]},
+        ),
+        set(),
+    ),
     "a worker again and again": (
         run({**ROW, "attempts": [*REFUSED, SECOND]}, faults=[DEAD], limits={"workers": ["http://a"]}),
         {"limit"},
