@@ -51,9 +51,10 @@ def _aborted(history: History) -> Iterator[Finding]:
     rows = {row["rid"]: row for row in history.rows}
     for record in history.records.values():
         row = rows.get(name_of(record))
-        if record.aborted is None or row is None:
+        if record.aborted is None or row is None or not row["attempts"]:
             continue
-        went_on = _ended(history, row) - record.aborted
+        # What its client has yet to read may take longer.
+        went_on = row["time"] - history.run.began + row["attempts"][-1]["ended"] - record.aborted
         if went_on > SOON:
             yield Finding(record.key, "orders", f"{row['rid']} went on for {went_on:.0f} s after its abort")
 

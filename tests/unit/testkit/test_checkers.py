@@ -657,6 +657,10 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         run(WHOLE, record("unary", left=True, aborted=-100.0), arrived=[asked()]),
         {"orders"},
     ),
+    "an abort whose client reads on": (
+        run({**WHOLE, "duration": 100.0}, record("unary", left=True, aborted=0.5), arrived=[asked()]),
+        set(),
+    ),
     "an abort that came when all was over": (
         run(WHOLE, record("unary", left=True, aborted=3.5, ended=100.0), arrived=[asked()], limits={"patience": None}),
         set(),
