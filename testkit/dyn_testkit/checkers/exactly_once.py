@@ -16,7 +16,8 @@ def check(history: History) -> Iterator[Finding]:
         return
     rows = Counter(row["rid"] for row in history.rows)
     yield from _arrived(history)
-    reached = [record for record in history.records.values() if record.status or record.left]
+    # Who left before any answer may have left before the router had read the request.
+    reached = [record for record in history.records.values() if record.status]
     if not len(reached) <= len(history.rows) <= len(history.records):
         yield Finding("run", "exactly_once", f"{len(history.rows)} rows for {len(reached)} requests")
     for record in reached:

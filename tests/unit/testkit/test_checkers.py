@@ -498,6 +498,10 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         set(),
     ),
     "no row": (run({**WHOLE, "rid": "other"}), {"exactly_once"}),
+    "no row of a client that left before any answer": (
+        run({**WHOLE, "rid": "other"}, record("unary", status=0, left=True, error="the client left")),
+        set(),
+    ),
     "attempts at the same time": (
         run({**MOVED, "attempts": [MOVED["attempts"][0], {**MOVED["attempts"][1], "started": 0.5}]}, late()),
         {"exactly_once"},
