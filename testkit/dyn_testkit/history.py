@@ -111,8 +111,8 @@ class Reference(Record, frozen=True, tag="reference"):
 
 
 #: Attempts that are under way or begin may fail; it does not say that it is well; answers under way stop; new
-#: connections fail.
-Harm = Literal["attempts", "health", "answers", "dials"]
+#: connections fail; clients do not take what is there.
+Harm = Literal["attempts", "health", "answers", "dials", "clients"]
 
 
 class Fault(Entry, frozen=True, tag="fault"):

@@ -61,7 +61,7 @@ def _dispatches(history: History, worker: str) -> Iterator[_Dispatch]:
 def _well(history: History, one: _Dispatch) -> set[str]:
     """The workers that nothing has befallen for long enough, without those that the request has been at."""
     notice = history.run.notice or 0.0
-    ill = {fault.target for fault in history.faults if fault.harms and _near(fault, one.began, notice)}
+    ill = {fault.target for fault in history.faults if "attempts" in fault.harms and _near(fault, one.began, notice)}
     return set(history.run.workers) - ill - one.tried
 
 

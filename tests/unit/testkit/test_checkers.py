@@ -599,6 +599,14 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         ),
         {"silence"},
     ),
+    "nobody waits for ever, but for a client": (
+        run(
+            {**WHOLE, "attempts": [{**ATTEMPT, "ended": 3.0}]},
+            faults=[replace(DEAD, at=0.2), Fault("dawdle", "http://b", 0.0, 9.0, harms=("clients",))],
+            limits={"silence": 2.0},
+        ),
+        set(),
+    ),
     "a little": (
         run(
             {**WHOLE, "attempts": [{**ATTEMPT, "ended": 3.0}]}, faults=[replace(DEAD, at=0.2)], limits={"silence": 2.9}

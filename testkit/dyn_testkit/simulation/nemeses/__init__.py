@@ -23,6 +23,7 @@ HARMS: Mapping[str, tuple[Harm, ...]] = {
     **dict.fromkeys(["refuse", "hang", "deaf"], ("attempts", "dials")),
     **dict.fromkeys([*Cut.faults, *Hound.faults, "busy", "lie", "reset"], ("attempts",)),
     **dict.fromkeys([*Clients.faults, "weights", "slow"], ()),
+    "dawdle": ("clients",),
 }
 
 #: Who does what.
