@@ -62,10 +62,9 @@ _LEAST_BITES, _MOST_BITES = 2, 6
 LOOK = 5.0
 
 
-def _generation(seen: Seen) -> dict[str, Any] | None:
-    """A client's generation; None for anything else."""
-    body: dict[str, Any] = json.loads(seen.body)
-    return None if body.get("rid") == AUDITOR else body
+def _audits(body: Mapping[str, Any]) -> bool:
+    """The generation is none of a client's."""
+    return body.get("rid") == AUDITOR
 
 
 class Cut:
@@ -85,7 +84,7 @@ class Cut:
         def fits(body: Mapping[str, Any]) -> bool:
             # Stock SGLang sends an EOS together with its finish: there is no place between them.
             ends_by_budget = body["sampling_params"].get("ignore_eos") is True
-            return body.get("rid") != AUDITOR and (ends_by_budget or where is not faults.AFTER_LAST_TOKEN)
+            return not _audits(body) and (ends_by_budget or where is not faults.AFTER_LAST_TOKEN)
 
         def following(seen: Seen) -> bool:
             since = [recorded.json() for recorded in worker.generates[begun : seen.index + 1]]
@@ -121,8 +120,8 @@ class Hound:
             return sum(worker.faults.count(planned) for worker, planned in laid)
 
         def is_prey(seen: Seen) -> bool:
-            body = _generation(seen)
-            if body is None or bitten() >= bites:
+            body = json.loads(seen.body)
+            if _audits(body) or bitten() >= bites:
                 return False
             if not prey:
                 prey.append(body["input_ids"])

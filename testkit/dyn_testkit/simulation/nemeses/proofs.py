@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from dyn_relay.net import ConnectFailed, Network
+from dyn_testkit.checkers.base import ROUNDING
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.simulation.nemeses.base import AUDITOR, Proof
 from dyn_testkit.simulation.nemeses.cuts import CUTS
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Seconds after which a silent server is taken for one that will not answer.
 PATIENCE = 2.0
-#: Seconds by which a difference of two times may be off.
-ROUNDING = 1e-6
 #: A generation that no client of a run asks for.
 _ASKED = {"rid": AUDITOR, "input_ids": [1, 1, 1], "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
 
