@@ -174,6 +174,30 @@ async def test_abort_while_no_worker_has_it(autojump_clock, stream):
         assert w.workers[1].generates == []
 
 
+@BOTH
+async def test_abort_of_a_request_whose_worker_does_not_obey(autojump_clock, stream):
+    """It ends here, with the tokens whose weights are known for sure; the trace counts no others."""
+    plan = FaultPlan.in_order([(at_token(9), STALL)])
+    options = WorkerOptions(tick=0.05, stream_interval=4)
+    async with world(plans=[plan], options=options) as w:
+        answers = []
+
+        async def client():
+            answers.append(await w.ask(generate(20, stream=stream, rid="R")))
+
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client)
+            await until(lambda: any(live.versions for live in w.workers[0].scheduler.live.values()))
+            w.workers[0].scheduler.weight_version = "8"
+            await plan.fired()
+            await w.ask({"rid": "R"}, "/abort_request")
+        [response] = answers
+        assert finish(response, stream)["type"] == "abort"
+        [row] = w.rows
+        assert row["completion_tokens"] == (9 if stream else 1)
+        assert [attempt["tokens"] for attempt in row["attempts"]] == [row["completion_tokens"]]
+
+
 async def test_unknown_and_malformed_aborts(autojump_clock):
     async with world() as w:
         assert (await w.ask({"rid": "nobody"}, "/abort_request")).status == 200

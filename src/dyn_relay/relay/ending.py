@@ -155,6 +155,7 @@ class Ending:
         record.migratable = not record.refusal
         record.prompt_tokens = exchange.prompt_tokens
         record.completion_tokens = None if self.unseen else exchange.delivered
+        record.settle(exchange.delivered)
         record.cached_tokens, record.ended = exchange.cached_tokens, trio.current_time()
         record.crossed_versions = exchange.crossed_versions()
         if self._native:

@@ -105,6 +105,12 @@ class RequestRecord:
     crossed_versions: bool = False
     ended: float = 0.0
 
+    def settle(self, delivered: int) -> None:
+        """So many tokens are delivered, now that the format has gone back to those that it is sure of."""
+        gave = next((attempt for attempt in reversed(self.attempts) if attempt.tokens), None)
+        if gave is not None:
+            gave.tokens = delivered - gave.resumed_from
+
     def step(self, step: Step) -> None:
         """Move by the table. Raises `IllegalStep`."""
         self.state = advance(self.state, step)

@@ -365,8 +365,7 @@ class LogicalRequest:
         if failure.kind not in _NOTHING_TO_COMPLETE:
             if await ending.complete(history):
                 return False
-            # The format may have gone back to tokens that it is sure of.
-            self.record.attempts[-1].tokens = self._exchange.attempt_tokens
+            self.record.settle(self._exchange.delivered)
         if self.abort_wished:
             return True  # `_run` ends it
         reason = self._forbids(failure)
