@@ -27,7 +27,8 @@ class _Dispatch(NamedTuple):
 def check(history: History) -> Iterator[Finding]:
     """Needs the router's rows, its time to notice, and workers that stay the same.
 
-    A worker is known to be ill once its health has been bad for long enough, and for a while after it failed a request.
+    A worker is known to be ill once its health has been bad for long enough, and for a while after it failed a request
+    that it had not been told to end.
     """
     notice, inhibited = history.run.notice, history.run.inhibited
     if notice is None:
@@ -48,13 +49,14 @@ def check(history: History) -> Iterator[Finding]:
 
 
 def _dispatches(history: History, worker: str) -> Iterator[_Dispatch]:
+    told = {order.rid for order in history.orders if order.worker == worker}
     for row in history.rows:
         since = row["time"] - history.run.began
         for attempt in row["attempts"]:
             if attempt["url"] == worker:
                 tried = frozenset(each["url"] for each in row["attempts"][: attempt["number"]])
                 began, ended = since + attempt["started"], since + attempt["ended"]
-                failed = attempt["cause"] not in INNOCENT
+                failed = attempt["cause"] not in INNOCENT and attempt["rid"] not in told
                 yield _Dispatch(began, ended, failed, row["rid"], attempt["number"], tried)
 
 

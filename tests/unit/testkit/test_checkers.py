@@ -581,6 +581,17 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         ),
         {"avoidance"},
     ),
+    "to a worker that failed what it had been told to end": (
+        run(
+            {**ROW, "attempts": [ATTEMPT]},
+            faults=[DEAD],
+            failed_before=0.5,
+            orders=[("http://a", "third")],
+            arrived=["own", "third"],
+            limits=AGO,
+        ),
+        set(),
+    ),
     "to a worker that failed long ago": (
         run(
             {**ROW, "attempts": [ATTEMPT]},
