@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dyn_testkit.checkers.base import INNOCENT, ROUNDING, Finding
 from dyn_testkit.history import Fault, History
 
-#: Seconds in which the workers of one fault come back, one after the other.
+#: Seconds in which the workers of one fault fall, and come back, one after the other.
 SETTLING = 10.0
 
 
@@ -37,7 +37,7 @@ def check(history: History) -> Iterator[Finding]:
         if "health" not in fault.harms or fault.until is None:
             continue
         sent = list(_dispatches(history, fault.target))
-        failures = [one.ended for one in sent if one.failed and fault.at <= one.ended]
+        failures = [one.ended for one in sent if one.failed and fault.at + SETTLING <= one.ended]
         for one in sent:
             known = one.began > fault.at + notice or any(ROUNDING < one.began - at < inhibited for at in failures)
             well = _well(history, one) - {fault.target}

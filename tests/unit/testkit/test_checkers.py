@@ -422,8 +422,8 @@ MOVED = {**ROW, "attempts": [{**ATTEMPT, "tokens": 1}, {**SECOND, "resumed_from"
 LOUD = record("unary", status=502)
 HERE = Fault("kill", "http://a", 0.5, 2.5)
 THERE = Fault("kill", "http://b", 1.0, 5.0)
-DEAD = Fault("kill", "http://a", -5.0, 20.0, harms=("attempts", "health", "answers"))
-AGO = {"workers": ["http://a", "http://b"], "notice": 9.0, "inhibited": 2.0}
+DEAD = Fault("kill", "http://a", -15.0, 20.0, harms=("attempts", "health", "answers"))
+AGO = {"workers": ["http://a", "http://b"], "notice": 19.0, "inhibited": 2.0}
 BOTH = {"workers": ["http://a", "http://b"]}
 
 
@@ -603,7 +603,7 @@ RUNS: dict[str, tuple[History, set[str]]] = {
     ),
     "to a worker that is known to be dead": (run(WHOLE, faults=[DEAD], limits={**BOTH, "notice": 1.0}), {"avoidance"}),
     "there is no other": (run(WHOLE, faults=[DEAD], limits={"workers": ["http://a"], "notice": 1.0}), set()),
-    "it is not known yet": (run(WHOLE, faults=[DEAD], limits={**BOTH, "notice": 6.0}), set()),
+    "it is not known yet": (run(WHOLE, faults=[DEAD], limits={**BOTH, "notice": 16.0}), set()),
     "nobody waits for ever": (
         run(
             {**WHOLE, "attempts": [{**ATTEMPT, "ended": 3.0}]}, faults=[replace(DEAD, at=0.2)], limits={"silence": 2.0}
