@@ -12,6 +12,7 @@ import trio
 from dyn_relay.sockets import open_network
 from dyn_testkit.engine import Model
 from dyn_testkit.faults import Fault, FaultPlan, nth, parse_fault
+from dyn_testkit.tokenizer import TOKENIZERS
 
 try:
     from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
@@ -61,6 +62,7 @@ _AT_LEAST_0, _AT_LEAST_1, _SECONDS = click.IntRange(0), click.IntRange(1), click
 @click.option("--stream-interval", type=_AT_LEAST_1, default=1, show_default=True)
 @click.option("--late-finish", is_flag=True, help="The finish comes in an event of its own.")
 @click.option("--with-tokenizer", is_flag=True, help="Answers carry text; text prompts are taken.")
+@click.option("--tokenizer", type=click.Choice(list(TOKENIZERS)), default="plain", help="The one of --with-tokenizer.")
 @click.option("--context-length", type=_AT_LEAST_1, default=131072, show_default=True)
 @click.option("--vocab-size", type=_AT_LEAST_1, default=1024, show_default=True)
 @click.option(
@@ -107,6 +109,7 @@ def main(host: str, port: int, dialect: str, faults: tuple[Fault, ...], **flags:
         ),
         dialect=cast(Dialect, dialect),
         skip_tokenizer_init=not flags.pop("with_tokenizer"),
+        tokenizer=TOKENIZERS[flags.pop("tokenizer")],
         abort_match="exact" if flags.pop("exact_abort") else "prefix",
         **flags,
     )

@@ -16,6 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+from dyn_testkit.stops import StopStrings
+from dyn_testkit.tokenizer import PLAIN, Tokenizer
+
 _MASK = (1 << 64) - 1
 _FLOAT = struct.Struct("<f")
 _DOUBLE = struct.Struct("<d")
@@ -104,6 +107,8 @@ class Sampling:
     ebnf: str = ""
     structural_tag: str = ""
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     no_stop_trim: bool = False
     stream_interval: int | None = None
     logit_bias: tuple[tuple[str, float], ...] = ()
@@ -250,56 +255,38 @@ class Step(NamedTuple):
     finish: dict[str, Any] | None
 
 
-def generate(model: Model, prompt: Sequence[int], sampling: Sampling, adapter: str = "") -> Iterator[Step]:
-    """Generate until a stop or the budget. With a budget of 0 nothing is yielded (the finish is `length` 0)."""
+def generate(
+    model: Model, prompt: Sequence[int], sampling: Sampling, adapter: str = "", tokenizer: Tokenizer = PLAIN
+) -> Iterator[Step]:
+    """Generate until a stop or the budget. With a budget of 0 nothing is yielded (the finish is `length` 0).
+
+    The tokenizer is that of the stop strings.
+    """
     history = absorb(EMPTY, prompt)
     limit = budget(model, len(prompt), sampling.max_new_tokens)
     noise = None if sampling.greedy else sampling_noise(sampling)
     shape = sampling_shape(sampling, adapter)
     own = _stateful_shape(sampling)
     stops = frozenset(model.eos_token_ids) | frozenset(sampling.stop_token_ids)
-    tail_tokens = max((len(stop.encode()) for stop in sampling.stop), default=0) + 4
-    tail: list[int] = []
+    strings = StopStrings(sampling.stop, tokenizer)
+    output: list[int] = []
     for count in range(1, limit + 1):
         view = outlook(model, history, mix(shape, own) if sampling.stateful else shape)
         masked = stops if count <= sampling.min_new_tokens else frozenset()
         token = choose(model, view, noise, len(prompt) + count - 1, masked)
         history = mix(history, token)
         own = mix(own, token)
-        tail = [*tail[1 - tail_tokens :], token]
-        finish = _finish(sampling, stops, token, tail, limit if count == limit else None)
+        output.append(token)
+        matched: str | int | None = strings.found(output)
+        if matched is None and token in stops and not sampling.ignore_eos:
+            matched = token
+        finish = _finish(matched, limit if count == limit else None)
         yield Step(token, view, history, finish)
         if finish is not None:
             return
 
 
-def _finish(
-    sampling: Sampling, stops: frozenset[int], token: int, tail: Sequence[int], limit: int | None
-) -> dict[str, Any] | None:
-    text = detokenize(tail) if sampling.stop else ""
-    for stop in sampling.stop:
-        if stop in text:
-            return {"type": "stop", "matched": stop}
-    if token in stops and not sampling.ignore_eos:
-        return {"type": "stop", "matched": token}
+def _finish(matched: str | int | None, limit: int | None) -> dict[str, Any] | None:
+    if matched is not None:
+        return {"type": "stop", "matched": matched}
     return None if limit is None else {"type": "length", "length": limit}
-
-
-def token_bytes(token: int) -> bytes:
-    """The bytes a token stands for: a single byte below 256, so that characters can be split; a short word above."""
-    return bytes((token,)) if 0 <= token < 256 else b"<%d>" % token
-
-
-def detokenize(tokens: Sequence[int], final: bool = True) -> str:
-    """The text of some tokens; unless `final`, a character that is not whole yet at the end is left out."""
-    data = b"".join(map(token_bytes, tokens))
-    text = data.decode("utf-8", "replace")
-    if not final:
-        while text.endswith("\ufffd"):
-            text = text[:-1]
-    return text
-
-
-def tokenize(text: str) -> list[int]:
-    """Token ids of a text: its bytes."""
-    return list(text.encode())
