@@ -109,16 +109,19 @@ def _narrow(value: object) -> object:
 
 
 def read_json(body: bytes, endpoint: str = GENERATE) -> object:
-    """Parse a body. Raises `Refused`."""
+    """Parse a body. Raises `Refused`, `RecursionError`."""
     try:
         return decode(body)
     except (msgspec.DecodeError, OverflowError) as exc:
         raise _not_json(str(exc), endpoint) from exc
-    except RecursionError as exc:
-        raise _not_json("depth limit exceeded", endpoint) from exc
 
 
-def _not_json(error: str, endpoint: str = GENERATE) -> Refused:
+def too_deep(endpoint: str = GENERATE) -> Refused:
+    """What a `RecursionError` comes to."""
+    return _not_json("depth limit exceeded", endpoint)
+
+
+def _not_json(error: str, endpoint: str) -> Refused:
     found = re.search(r"byte (\d+)", error)
     at = found.group(1) if found else "0"
     return validation_error(
@@ -133,7 +136,7 @@ def parse_body(request: Request) -> dict[str, Any]:
     try:
         return _parse(request)
     except RecursionError as exc:
-        raise _not_json("depth limit exceeded") from exc
+        raise too_deep() from exc
 
 
 def _parse(request: Request) -> dict[str, Any]:

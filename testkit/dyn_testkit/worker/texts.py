@@ -6,10 +6,17 @@ SGLang 0.5.23: `entrypoints/openai/serving_tokenize.py`, the types in `entrypoin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from dyn_testkit.worker.contract import Refused, bad_request_object, error_object, read_json, validation_error
+from dyn_testkit.worker.contract import (
+    Refused,
+    bad_request_object,
+    error_object,
+    read_json,
+    too_deep,
+    validation_error,
+)
 from dyn_testkit.worker.options import WorkerOptions
 from dyn_testkit.worker.schema import Field, boolean, detail, integer, list_of
 from dyn_testkit.worker.wire import Reply, Request, json_reply
@@ -30,9 +37,7 @@ def tokenize(options: WorkerOptions, request: Request) -> Reply:
     """The answer to `{"prompt": text or list of texts}`; there is no chat template for `messages`."""
     endpoint = f'File "http_server.py", line 1906, in openai_v1_tokenize\n    POST {request.path}'
     try:
-        body = _object(request, endpoint, _TOKENIZE)
-        if (body.get("prompt") is None) == (body.get("messages") is None):
-            raise _neither_nor(body, endpoint)
+        body = _object(request, endpoint, _prompt_problems)
     except Refused as refused:
         return refused.reply
     prompt = body.get("prompt")
@@ -55,7 +60,7 @@ def detokenize(options: WorkerOptions, request: Request) -> Reply:
     """The answer to `{"tokens": ids or list of ids, "skip_special_tokens": true}`; no ids need no tokenizer."""
     endpoint = f'File "http_server.py", line 1924, in openai_v1_detokenize\n    POST {request.path}'
     try:
-        body = _object(request, endpoint, _DETOKENIZE, required=("tokens",))
+        body = _object(request, endpoint, _tokens_problems)
     except Refused as refused:
         return refused.reply
     tokens: list[Any] = body["tokens"]
@@ -78,34 +83,41 @@ def _internal(what: str, why: str) -> Reply:
     return error_object(500, f"Internal server error during {what}: {why}", "InternalServerError")
 
 
-def _neither_nor(body: Mapping[str, Any], endpoint: str) -> Refused:
-    problem = "Exactly one of 'prompt' or 'messages' must be provided."
-    error = {"ctx": {"error": ValueError(problem)}}
-    return validation_error(
-        detail("value_error", ("body",), f"Value error, {problem}", body, **error), endpoint=endpoint
-    )
+def _prompt_problems(body: Mapping[str, Any]) -> list[str]:
+    found = _problems(body, _TOKENIZE)
+    if not found and (body.get("prompt") is None) == (body.get("messages") is None):
+        problem = "Exactly one of 'prompt' or 'messages' must be provided."
+        error = {"ctx": {"error": ValueError(problem)}}
+        found.append(detail("value_error", ("body",), f"Value error, {problem}", body, **error))
+    return found
 
 
-def _object(
-    request: Request, endpoint: str, fields: Mapping[str, Field], required: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """The JSON object in a request, its fields as FastAPI wants them. Raises `Refused`."""
+def _tokens_problems(body: Mapping[str, Any]) -> list[str]:
+    missing = [] if "tokens" in body else [detail("missing", ("body", "tokens"), "Field required", body)]
+    return missing + _problems(body, _DETOKENIZE)
+
+
+def _problems(body: Mapping[str, Any], fields: Mapping[str, Field]) -> list[str]:
+    """What FastAPI cannot read, one detail a fault."""
+    return [problem for name, field in fields.items() if name in body for problem in field.problems(name, body[name])]
+
+
+def _object(request: Request, endpoint: str, problems: Callable[[Mapping[str, Any]], list[str]]) -> dict[str, Any]:
+    """The JSON object in a request that has no problems. Raises `Refused`."""
     if (request.header(b"content-type") or b"").lower().partition(b";")[0] != b"application/json":
         message = "Unsupported Media Type: Only 'application/json' is allowed"
         wrong = {"loc": ["header", "content-type"], "msg": message, "type": "value_error"}
         raise Refused(bad_request_object(f"1 validation error:\n  {wrong} [{wrong}]"))
     if not request.body:
         raise validation_error(detail("missing", ("body",), "Field required", None), endpoint=endpoint)
-    value = read_json(request.body, endpoint)
-    if not isinstance(value, dict):
-        message = "Input should be a valid dictionary or object to extract fields from"
-        raise validation_error(detail("model_attributes_type", ("body",), message, value), endpoint=endpoint)
-    problems: list[str] = []
-    for name, field in fields.items():
-        if name in value:
-            problems += field.problems(name, value[name])
-        elif name in required:
-            problems.append(detail("missing", ("body", name), "Field required", value))
-    if problems:
-        raise validation_error(*problems, endpoint=endpoint)
+    try:
+        value = read_json(request.body, endpoint)
+        if not isinstance(value, dict):
+            message = "Input should be a valid dictionary or object to extract fields from"
+            raise validation_error(detail("model_attributes_type", ("body",), message, value), endpoint=endpoint)
+        found = problems(value)
+    except RecursionError as exc:
+        raise too_deep(endpoint) from exc
+    if found:
+        raise validation_error(*found, endpoint=endpoint)
     return value
