@@ -17,6 +17,7 @@ HARD = {
     "lines": "Hello\n\n \n\tab\r\n",
     "spaces": "  the  a the",
     "words": "Hello the world, ab.",
+    "no byte token": "<0xE4>",
     "replacement": "a\ufffdb c",
 }
 KINDS: dict[str, Tokenizer] = {"plain": PLAIN, "byte-level": BYTE_LEVEL, "sentencepiece": SENTENCE_PIECE}

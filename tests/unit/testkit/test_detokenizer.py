@@ -65,6 +65,7 @@ def test_hard_texts_in_many_parts(kind: str, name: str, cuts: set[int]) -> None:
         ((b"ab", b"\xf0\x9f", b"\x98\x80", b"\n"), ["ab", "", "😀", "\n"]),
         # Of what is not whole yet: up to the last space, the last line or the last Chinese character.
         ((b"\xf0", b" the", b"ab", b"\xf0"), ["", "\ufffd the", "ab", "\ufffd"]),
+        ((b" the a\xe2", b"\x82\xac"), [" the ", "a€"]),
         ((b" the\xe2", b"\x82\xac"), [" ", "the€"]),
         ((b"ab\n\xe2", b"\xff"), ["", "ab\n\ufffd\ufffd"]),
         (("中".encode() + b"\xe6", b"\x96\x87"), ["中", "文"]),
@@ -86,6 +87,14 @@ def test_the_context_is_five_tokens_of_the_prompt() -> None:
     assert tell(BYTE_LEVEL, [*half, *rest], [piece(b"a")]) == ["a"]
     assert tell(BYTE_LEVEL, half, rest) == [""]
     assert tell(BYTE_LEVEL, [*half, *map(piece, (b"a", b"b", b"c"))], rest) == ["\ufffd"]
+    run = [piece(f"<0x{byte:02X}>") for byte in "😀é".encode()]
+    assert tell(SENTENCE_PIECE, run[:-1], run[-1:]) == [""]
+    assert tell(SENTENCE_PIECE, [piece("<0xFF>"), *run[:-1]], run[-1:]) == [""]
+    assert tell(SENTENCE_PIECE, run[1:-1], run[-1:]) == ["\ufffd"]
+
+
+def test_what_came_before_the_context() -> None:
+    """A space is kept if something was told before it. Skipped special tokens are nothing."""
     space = [piece(SPACE + "the")]
     assert tell(SENTENCE_PIECE, [piece("e")], space) == [" the"]
     assert tell(SENTENCE_PIECE, [*SENTENCE_PIECE.prefix], space) == ["the"]
@@ -112,6 +121,13 @@ def test_a_character_is_lost_between_two_attempts() -> None:
     prompt, ids = ids_of("byte-level", "a😀b")
     assert ids == [*map(piece, (b"a", b"\xf0\x9f", b"\x98\x80", b"b"))]
     assert tell(BYTE_LEVEL, prompt, ids[:2], finish=None) + tell(BYTE_LEVEL, prompt + ids[:2], ids[2:]) == ["", "b"]
+
+
+def test_text_that_is_settled_stays() -> None:
+    """A bad byte spoils those of the last settled text, which is decoded with it, and none before them."""
+    parts = [[piece(f"<0x{byte:02X}>") for byte in data] for data in ("中".encode(), "é".encode(), b"\xff")]
+    assert tell(SENTENCE_PIECE, [piece("e")], *parts) == ["中", "é", "\ufffd\ufffd"]
+    assert tell(SENTENCE_PIECE, [piece("e")], parts[0] + parts[1], parts[2]) == ["中é", "\ufffd" * 4]
 
 
 def test_special_tokens_are_skipped_or_not() -> None:

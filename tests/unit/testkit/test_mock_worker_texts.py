@@ -124,7 +124,7 @@ def test_a_stream_tells_nothing_that_it_takes_back(kind: str, dialect: Dialect) 
 @pytest.mark.parametrize("length", [1, 2, 3, 5])
 def test_stop_strings_that_straddle_tokens(length: int) -> None:
     """At every place of an answer: nothing of the stop string is told, in a stream or else."""
-    options = setup("plain")
+    options, oracle = setup("plain"), Oracle(MODELS["plain"], tokenizer=KINDS["plain"])
     whole = answer(options, asked(24))["text"]
     assert len(whole) == 24
     for at in range(24 - length + 1):
@@ -132,6 +132,7 @@ def test_stop_strings_that_straddle_tokens(length: int) -> None:
         first = whole.index(stop)
         unary, stream = answers(options, asked(24, stop=stop), asked(24, stop=[stop], stream=True))
         events = stream.values()
+        assert not differences(events[-1], oracle.answer(asked(24, stop=stop, stream=True)))
         for value in (unary.json(), events[-1]):
             assert value["text"] == whole[:first]
             assert value["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
@@ -139,6 +140,26 @@ def test_stop_strings_that_straddle_tokens(length: int) -> None:
         assert all(whole[:first].startswith(event["text"]) for event in events)
         trimmed = answer(options, asked(24, stop=stop, no_stop_trim=True))
         assert trimmed["text"] == whole[: first + length]
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
+def test_stop_strings_in_hard_texts(kind: str) -> None:
+    """Special tokens are in the text here, as they are in what is searched."""
+    options = setup(kind)
+    whole = answer(options, asked(40, skip_special_tokens=False))
+    ids = whole["output_ids"]
+    parts = [ids[at : at + length] for length in (1, 2) for at in range(len(ids) - 1)]
+    stops = {KINDS[kind].decode(part).strip() for part in parts} - {""}
+    stops = {stop for stop in stops if "\ufffd" not in stop and stop in whole["text"]}
+    assert len(stops) > 10
+    for stop in stops:
+        body = asked(40, stop=stop, skip_special_tokens=False)
+        unary, stream = answers(options, body, body | {"stream": True})
+        value, events = unary.json(), stream.values()
+        assert value["text"] == events[-1]["text"] == whole["text"].partition(stop)[0]
+        assert all(value["text"].startswith(event["text"]) for event in events)
+        assert value["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+        assert value["output_ids"] == ids[: len(value["output_ids"])]
 
 
 def test_a_unary_answer_waits_for_no_stop_string() -> None:
@@ -296,9 +317,7 @@ def test_without_a_tokenizer(path: str, body: Any, status: int, value: str) -> N
             max_leaves=6,
         ),
     ).map(lambda body: json.dumps(body).encode())
-    | st.binary(max_size=9)
-    | st.just(b'{"tokens":' + b"[" * 950 + b"]" * 950 + b"}")
-    | st.just(b'{"a":' + b"[" * 950 + b"]" * 950 + b"}"),
+    | st.binary(max_size=9),
     st.booleans(),
 )
 def test_no_body_takes_it_down(path: str, body: bytes, tokenizer: bool) -> None:
@@ -306,6 +325,16 @@ def test_no_body_takes_it_down(path: str, body: bytes, tokenizer: bool) -> None:
     first, second = answers(options, body, b'{"tokens":[]}' if path == "/detokenize" else b'{"prompt":[]}', path=path)
     assert first.status in (200, 400, 500)
     assert second.status == 200
+
+
+@pytest.mark.parametrize(("path", "key"), [("/detokenize", b"tokens"), ("/tokenize", b"wibble")])
+def test_deep_bodies(path: str, key: bytes) -> None:
+    """Some are too deep to be read, others to be printed."""
+    depths = [*range(700, 1000, 4), 5000]
+    bodies = [b'{"%s":' % key + b"[" * depth + b"]" * depth + b"}" for depth in depths]
+    found = answers(setup("plain"), *bodies, path=path)
+    assert {response.status for response in found} == {400}
+    assert 1 < sum(b"depth limit exceeded" in response.body for response in found) < len(depths)
 
 
 def test_only_json_is_taken() -> None:
