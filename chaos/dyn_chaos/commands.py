@@ -24,7 +24,6 @@ from dyn_chaos.run import Setup
 from dyn_relay.config import Config, ConfigError, load
 from dyn_testkit.engine import Model
 from dyn_testkit.oracle import Oracle
-from dyn_testkit.tokenizer import TOKENIZERS
 
 #: Of a mock worker, if nothing else is said: 256 tokens take more than a second.
 TICK = ("--tick", "0.005")
@@ -216,7 +215,7 @@ def _oracle(flags: tuple[str, ...]) -> Oracle:
     return Oracle(
         Model(vocab_size=said["vocab_size"], eos_rate=said["eos_rate"], context_length=said["context_length"]),
         weight_version=said["weight_version"],
-        tokenizer=TOKENIZERS[said["tokenizer"]] if said["with_tokenizer"] else None,
+        tokenizer=dyn_testkit.cli.tokenizer_of(said["with_tokenizer"], said["tokenizer"]),
         defaults=said["preferred_sampling_params"],
         routed_experts=said["routed_experts"],
         expert_mark=said["expert_mark"],
