@@ -10,6 +10,7 @@ Facts about finishing and limits are those of SGLang 0.5.23.
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -256,37 +257,57 @@ class Step(NamedTuple):
 
 
 def generate(
-    model: Model, prompt: Sequence[int], sampling: Sampling, adapter: str = "", tokenizer: Tokenizer = PLAIN
+    model: Model,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    adapter: str = "",
+    tokenizer: Tokenizer = PLAIN,
+    tokens_per_tick: int = 1,
 ) -> Iterator[Step]:
     """Generate until a stop or the budget. With a budget of 0 nothing is yielded (the finish is `length` 0).
 
-    The tokenizer is that of the stop strings.
+    The tokenizer is that of the stop strings. Stops are looked for after each forward pass.
     """
-    history = absorb(EMPTY, prompt)
     limit = budget(model, len(prompt), sampling.max_new_tokens)
+    tokens = frozenset(model.eos_token_ids) | frozenset(sampling.stop_token_ids)
+    strings = StopStrings(sampling.stop, tokenizer)
+    steps = _steps(model, prompt, sampling, adapter, tokens)
+    output: list[int] = []
+    while len(output) < limit:
+        made = list(itertools.islice(steps, min(tokens_per_tick, limit - len(output))))
+        output += [step.token for step in made]
+        stop: tuple[str | int, int] | None = strings.found(output, len(made))
+        if stop is None and not sampling.ignore_eos:
+            stop = _stop_token(output, len(made), tokens)
+        finish: dict[str, Any] | None = {"type": "length", "length": limit} if len(output) == limit else None
+        if stop is not None:
+            matched, end = stop
+            finish = {"type": "stop", "matched": matched}
+            made = made[: end - len(output) or None]
+        yield from made[:-1]
+        yield made[-1]._replace(finish=finish)
+        if finish is not None:
+            return
+
+
+def _steps(
+    model: Model, prompt: Sequence[int], sampling: Sampling, adapter: str, stops: frozenset[int]
+) -> Iterator[Step]:
+    """Generate without end; `stops` do not come before their time."""
+    history = absorb(EMPTY, prompt)
     noise = None if sampling.greedy else sampling_noise(sampling)
     shape = sampling_shape(sampling, adapter)
     own = _stateful_shape(sampling)
-    stops = frozenset(model.eos_token_ids) | frozenset(sampling.stop_token_ids)
-    strings = StopStrings(sampling.stop, tokenizer)
-    output: list[int] = []
-    for count in range(1, limit + 1):
+    for count in itertools.count(1):
         view = outlook(model, history, mix(shape, own) if sampling.stateful else shape)
         masked = stops if count <= sampling.min_new_tokens else frozenset()
         token = choose(model, view, noise, len(prompt) + count - 1, masked)
         history = mix(history, token)
         own = mix(own, token)
-        output.append(token)
-        matched: str | int | None = strings.found(output)
-        if matched is None and token in stops and not sampling.ignore_eos:
-            matched = token
-        finish = _finish(matched, limit if count == limit else None)
-        yield Step(token, view, history, finish)
-        if finish is not None:
-            return
+        yield Step(token, view, history, None)
 
 
-def _finish(matched: str | int | None, limit: int | None) -> dict[str, Any] | None:
-    if matched is not None:
-        return {"type": "stop", "matched": matched}
-    return None if limit is None else {"type": "length", "length": limit}
+def _stop_token(output: Sequence[int], new: int, stops: frozenset[int]) -> tuple[int, int] | None:
+    """The first stop token among the new ones, and how many tokens there are with it."""
+    ends = range(len(output) - new + 1, len(output) + 1)
+    return next(((output[end - 1], end) for end in ends if output[end - 1] in stops), None)

@@ -44,13 +44,15 @@ class Oracle:
     defaults: Mapping[str, Any] | None = None
     routed_experts: bool = False
     expert_mark: int = 0
+    tokens_per_tick: int = 1
 
     def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole answer to a single, valid request with ids; its text is that of a worker without coalescing."""
+        """The whole answer to a single, valid request with ids."""
         prompt: list[int] = body["input_ids"]
         sampling = Sampling.parse(body.get("sampling_params") or {}, self.defaults)
         tokenizer = self.tokenizer or PLAIN
-        steps = list(engine.generate(self.model, prompt, sampling, body.get("lora_path") or "", tokenizer))
+        adapter = body.get("lora_path") or ""
+        steps = list(engine.generate(self.model, prompt, sampling, adapter, tokenizer, self.tokens_per_tick))
         ids = [step.token for step in steps]
         finish = steps[-1].finish if steps else {"type": "length", "length": 0}
         meta: dict[str, Any] = {
@@ -118,10 +120,10 @@ class Oracle:
         tokenizer = self.tokenizer or PLAIN
         detokenizer = Detokenizer(tokenizer, prompt, sampling)
         stops = StopStrings(sampling.stop, tokenizer)
-        interval = sampling.stream_interval or 1 if stream else UNARY_INTERVAL
+        interval = sampling.stream_interval or 1
         text, told = "", 0
-        for count in range(1, len(ids)):
-            due = count - told >= interval or (stream and not told)
+        for count in range(self.tokens_per_tick, len(ids), self.tokens_per_tick):
+            due = count - told >= interval or not told if stream else count % UNARY_INTERVAL == 0
             if due and not (stream and stops.begun(ids[:count])):
                 text += detokenizer.push(ids[told:count])
                 told = count

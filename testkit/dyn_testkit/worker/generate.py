@@ -187,7 +187,9 @@ class Scheduler:
             return
         since_pass = options.tokens_per_tick
         stops = StopStrings(job.sampling.stop, options.tokenizer)
-        for step in engine.generate(options.model, job.prompt, job.sampling, job.adapter, options.tokenizer):
+        for step in engine.generate(
+            options.model, job.prompt, job.sampling, job.adapter, options.tokenizer, options.tokens_per_tick
+        ):
             if since_pass == options.tokens_per_tick:
                 await self._pass(live)
                 since_pass = 0

@@ -171,7 +171,7 @@ def test_a_stop_token_that_is_the_end_of_a_character() -> None:
 
 def test_a_stop_that_is_not_in_the_text_trims_nothing() -> None:
     """It is looked for with special tokens, which the text is without."""
-    assert StopStrings(("<|im_end|>",), BYTE_LEVEL).found([piece(b"a"), 2]) == "<|im_end|>"
+    assert StopStrings(("<|im_end|>",), BYTE_LEVEL).found([piece(b"a"), 2]) == ("<|im_end|>", 2)
     finish = {"type": "stop", "matched": "<|im_end|>"}
     assert tell(BYTE_LEVEL, [5], [piece(b"a"), 2], finish=finish) == ["a"]
     shown = Sampling(skip_special_tokens=False)
@@ -187,16 +187,19 @@ def test_stop_strings_are_found_at_their_last_token(kind: str) -> None:
         found = [strings.found(ids[:end]) for end in range(1, len(ids) + 1)]
         first = next(end for end in range(1, len(ids) + 1) if stop in tokenizer.decode(ids[:end]))
         assert found[: first - 1] == [None] * (first - 1)
-        assert found[first - 1] == stop
+        assert found[first - 1] == (stop, first)
+        # Of tokens that came in one pass, those after it do not count.
+        assert strings.found(ids, len(ids)) == (stop, first)
 
 
 def test_stop_strings_in_more_tokens_than_they_encode_to() -> None:
     """The window is one token longer than the longest stop string; spelled in more, a stop string is not found."""
     stop = "STOP"
     assert BYTE_LEVEL.encode(stop) == [piece(b"STO"), piece(b"P")]
-    assert StopStrings((stop,), BYTE_LEVEL).found([*map(piece, (b"S", b"T", b"OP"))]) == stop
+    assert StopStrings((stop,), BYTE_LEVEL).found([*map(piece, (b"S", b"T", b"OP"))]) == (stop, 3)
     assert StopStrings((stop,), BYTE_LEVEL).found([*map(piece, (b"S", b"T", b"O", b"P"))]) is None
-    assert StopStrings((stop, "abc\n\n\n"), BYTE_LEVEL).found([*map(piece, (b"S", b"T", b"O", b"P"))]) == stop
+    assert StopStrings((stop, "abc\n\n\n"), BYTE_LEVEL).found([*map(piece, (b"S", b"T", b"O", b"P"))]) == (stop, 4)
+    assert StopStrings((stop,), BYTE_LEVEL).found([*map(piece, (b"S", b"T", b"O", b"P"))], 2) == (stop, 4)
 
 
 @pytest.mark.parametrize(

@@ -88,11 +88,13 @@ FLAGS = st.fixed_dictionaries(
     st.lists(st.integers(0, 40), min_size=1, max_size=8),
     st.integers(0, 120),
     FLAGS,
+    st.integers(1, 3),
 )
 def test_texts_are_the_oracles(
-    kind: str, dialect: Dialect, prompt: list[int], count: int, params: dict[str, Any]
+    kind: str, dialect: Dialect, prompt: list[int], count: int, params: dict[str, Any], coalesced: int
 ) -> None:
-    options, oracle = setup(kind, dialect=dialect), Oracle(MODELS[kind], tokenizer=KINDS[kind])
+    options = setup(kind, dialect=dialect, tokens_per_tick=coalesced)
+    oracle = Oracle(MODELS[kind], tokenizer=KINDS[kind], tokens_per_tick=coalesced)
     body = asked(count, prompt=tuple(prompt), **params)
     unary, stream = answers(options, body, body | {"stream": True})
     assert not differences(unary.json(), oracle.answer(body))
