@@ -284,10 +284,11 @@ def generate(
             matched, end = stop
             finish = {"type": "stop", "matched": matched}
             made = made[: end - len(output) or None]
-        yield from made[:-1]
-        yield made[-1]._replace(finish=finish)
         if finish is not None:
+            yield from made[:-1]
+            yield made[-1]._replace(finish=finish)
             return
+        yield from made
 
 
 def _steps(
