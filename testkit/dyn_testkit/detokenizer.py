@@ -93,7 +93,7 @@ class Detokenizer:
 
 
 def _whole_words(text: str) -> str:
-    """The part of an unsettled text, which is empty or ends in U+FFFD, that more tokens will not change."""
+    """What is told of an unsettled text, which is empty or ends in U+FFFD."""
     if _ideograph(text[-2:-1]):
         return text[:-1]
     return text[: text.rfind(" ") + 1]

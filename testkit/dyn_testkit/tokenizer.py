@@ -164,6 +164,10 @@ class SentencePiece(_Vocabulary[str]):
     parts. Bytes in a row that are not whole characters, all of them, decode to one U+FFFD each.
     """
 
+    @cached_property
+    def _spelled(self) -> tuple[str, ...]:
+        return self.special + self.pieces
+
     def _encode(self, text: str, first: bool) -> Iterator[int]:
         """Ids of a text; a space is put before it, which decoding takes away."""
         rest = (SPACE if first and text else "") + text.replace(" ", SPACE)
@@ -182,13 +186,13 @@ class SentencePiece(_Vocabulary[str]):
         """The text of some ids. Raises `OverflowError`."""
         text: list[str] = []
         run = bytearray()
-        spelled = self.special + self.pieces
         for token in self._known(ids, skip_special_tokens):
-            byte = _BYTE.fullmatch(spelled[token])
+            piece = self._spelled[token]
+            byte = _BYTE.fullmatch(piece)
             if byte is not None:
                 run += bytes.fromhex(byte[1])
                 continue
-            text += _characters(run), spelled[token].replace(SPACE, " ")
+            text += _characters(run), piece.replace(SPACE, " ")
             run.clear()
         text.append(_characters(run))
         return "".join(text).removeprefix(" ")
