@@ -215,7 +215,7 @@ def _oracle(flags: tuple[str, ...]) -> Oracle:
     return Oracle(
         Model(vocab_size=said["vocab_size"], eos_rate=said["eos_rate"], context_length=said["context_length"]),
         weight_version=said["weight_version"],
-        tokenizer=said["with_tokenizer"],
+        tokenizer=dyn_testkit.cli.tokenizer_of(said["with_tokenizer"], said["tokenizer"]),
         defaults=said["preferred_sampling_params"],
         routed_experts=said["routed_experts"],
         expert_mark=said["expert_mark"],

@@ -12,6 +12,7 @@ import trio
 from dyn_relay.sockets import open_network
 from dyn_testkit.engine import Model
 from dyn_testkit.faults import Fault, FaultPlan, nth, parse_fault
+from dyn_testkit.tokenizer import PLAIN, TOKENIZERS, Tokenizer
 
 try:
     from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
@@ -49,6 +50,11 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def tokenizer_of(with_tokenizer: bool, name: str | None) -> Tokenizer | None:
+    """The tokenizer that these two options say; None: it is skipped. A name is enough."""
+    return TOKENIZERS[name or "plain"] if with_tokenizer or name else None
+
+
 _AT_LEAST_0, _AT_LEAST_1, _SECONDS = click.IntRange(0), click.IntRange(1), click.FloatRange(0)
 
 
@@ -61,6 +67,7 @@ _AT_LEAST_0, _AT_LEAST_1, _SECONDS = click.IntRange(0), click.IntRange(1), click
 @click.option("--stream-interval", type=_AT_LEAST_1, default=1, show_default=True)
 @click.option("--late-finish", is_flag=True, help="The finish comes in an event of its own.")
 @click.option("--with-tokenizer", is_flag=True, help="Answers carry text; text prompts are taken.")
+@click.option("--tokenizer", type=click.Choice(list(TOKENIZERS)), default=None, help="Which one; plain if not said.")
 @click.option("--context-length", type=_AT_LEAST_1, default=131072, show_default=True)
 @click.option("--vocab-size", type=_AT_LEAST_1, default=1024, show_default=True)
 @click.option(
@@ -99,6 +106,7 @@ def main(host: str, port: int, dialect: str, faults: tuple[Fault, ...], **flags:
 
     Prints "listening on URL" once it serves; a fault that kills the worker ends the process with status 137.
     """
+    tokenizer = tokenizer_of(flags.pop("with_tokenizer"), flags.pop("tokenizer"))
     options = WorkerOptions(
         model=Model(
             vocab_size=flags.pop("vocab_size"),
@@ -106,7 +114,8 @@ def main(host: str, port: int, dialect: str, faults: tuple[Fault, ...], **flags:
             context_length=flags.pop("context_length"),
         ),
         dialect=cast(Dialect, dialect),
-        skip_tokenizer_init=not flags.pop("with_tokenizer"),
+        skip_tokenizer_init=tokenizer is None,
+        tokenizer=tokenizer or PLAIN,
         abort_match="exact" if flags.pop("exact_abort") else "prefix",
         **flags,
     )

@@ -10,11 +10,15 @@ Facts about finishing and limits are those of SGLang 0.5.23.
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
+
+from dyn_testkit.stops import StopStrings
+from dyn_testkit.tokenizer import PLAIN, Tokenizer
 
 _MASK = (1 << 64) - 1
 _FLOAT = struct.Struct("<f")
@@ -104,6 +108,8 @@ class Sampling:
     ebnf: str = ""
     structural_tag: str = ""
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
     no_stop_trim: bool = False
     stream_interval: int | None = None
     logit_bias: tuple[tuple[str, float], ...] = ()
@@ -250,56 +256,59 @@ class Step(NamedTuple):
     finish: dict[str, Any] | None
 
 
-def generate(model: Model, prompt: Sequence[int], sampling: Sampling, adapter: str = "") -> Iterator[Step]:
-    """Generate until a stop or the budget. With a budget of 0 nothing is yielded (the finish is `length` 0)."""
-    history = absorb(EMPTY, prompt)
+def generate(
+    model: Model,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    adapter: str = "",
+    tokenizer: Tokenizer = PLAIN,
+    tokens_per_tick: int = 1,
+) -> Iterator[Step]:
+    """Generate until a stop or the budget. With a budget of 0 nothing is yielded (the finish is `length` 0).
+
+    The tokenizer is that of the stop strings. Stops are looked for after each forward pass.
+    """
     limit = budget(model, len(prompt), sampling.max_new_tokens)
+    tokens = frozenset(model.eos_token_ids) | frozenset(sampling.stop_token_ids)
+    strings = StopStrings(sampling.stop, tokenizer)
+    steps = _steps(model, prompt, sampling, adapter, tokens)
+    output: list[int] = []
+    while len(output) < limit:
+        made = list(itertools.islice(steps, min(tokens_per_tick, limit - len(output))))
+        output += [step.token for step in made]
+        stop: tuple[str | int, int] | None = strings.found(output, len(made))
+        if stop is None and not sampling.ignore_eos:
+            stop = _stop_token(output, len(made), tokens)
+        finish: dict[str, Any] | None = {"type": "length", "length": limit} if len(output) == limit else None
+        if stop is not None:
+            matched, end = stop
+            finish = {"type": "stop", "matched": matched}
+            made = made[: end - len(output) or None]
+        if finish is not None:
+            yield from made[:-1]
+            yield made[-1]._replace(finish=finish)
+            return
+        yield from made
+
+
+def _steps(
+    model: Model, prompt: Sequence[int], sampling: Sampling, adapter: str, stops: frozenset[int]
+) -> Iterator[Step]:
+    """Generate without end; `stops` do not come before their time."""
+    history = absorb(EMPTY, prompt)
     noise = None if sampling.greedy else sampling_noise(sampling)
     shape = sampling_shape(sampling, adapter)
     own = _stateful_shape(sampling)
-    stops = frozenset(model.eos_token_ids) | frozenset(sampling.stop_token_ids)
-    tail_tokens = max((len(stop.encode()) for stop in sampling.stop), default=0) + 4
-    tail: list[int] = []
-    for count in range(1, limit + 1):
+    for count in itertools.count(1):
         view = outlook(model, history, mix(shape, own) if sampling.stateful else shape)
         masked = stops if count <= sampling.min_new_tokens else frozenset()
         token = choose(model, view, noise, len(prompt) + count - 1, masked)
         history = mix(history, token)
         own = mix(own, token)
-        tail = [*tail[1 - tail_tokens :], token]
-        finish = _finish(sampling, stops, token, tail, limit if count == limit else None)
-        yield Step(token, view, history, finish)
-        if finish is not None:
-            return
+        yield Step(token, view, history, None)
 
 
-def _finish(
-    sampling: Sampling, stops: frozenset[int], token: int, tail: Sequence[int], limit: int | None
-) -> dict[str, Any] | None:
-    text = detokenize(tail) if sampling.stop else ""
-    for stop in sampling.stop:
-        if stop in text:
-            return {"type": "stop", "matched": stop}
-    if token in stops and not sampling.ignore_eos:
-        return {"type": "stop", "matched": token}
-    return None if limit is None else {"type": "length", "length": limit}
-
-
-def token_bytes(token: int) -> bytes:
-    """The bytes a token stands for: a single byte below 256, so that characters can be split; a short word above."""
-    return bytes((token,)) if 0 <= token < 256 else b"<%d>" % token
-
-
-def detokenize(tokens: Sequence[int], final: bool = True) -> str:
-    """The text of some tokens; unless `final`, a character that is not whole yet at the end is left out."""
-    data = b"".join(map(token_bytes, tokens))
-    text = data.decode("utf-8", "replace")
-    if not final:
-        while text.endswith("\ufffd"):
-            text = text[:-1]
-    return text
-
-
-def tokenize(text: str) -> list[int]:
-    """Token ids of a text: its bytes."""
-    return list(text.encode())
+def _stop_token(output: Sequence[int], new: int, stops: frozenset[int]) -> tuple[int, int] | None:
+    """The first stop token among the new ones, and how many tokens there are with it."""
+    ends = range(len(output) - new + 1, len(output) + 1)
+    return next(((output[end - 1], end) for end in ends if output[end - 1] in stops), None)

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dyn_testkit import engine
+from dyn_testkit.detokenizer import UNARY_INTERVAL, Detokenizer
 from dyn_testkit.engine import Model, Sampling
+from dyn_testkit.stops import StopStrings
+from dyn_testkit.tokenizer import PLAIN, Tokenizer
 
 #: Keys of `meta_info` that depend on time, place or cache rather than on the request.
 MEASURED = frozenset(
@@ -36,16 +39,20 @@ class Oracle:
 
     model: Model
     weight_version: str = "default"
-    tokenizer: bool = False
+    #: None: answers carry no text.
+    tokenizer: Tokenizer | None = None
     defaults: Mapping[str, Any] | None = None
     routed_experts: bool = False
     expert_mark: int = 0
+    tokens_per_tick: int = 1
 
     def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole answer to a single, valid, token-mode request."""
+        """The whole answer to a single, valid request with ids."""
         prompt: list[int] = body["input_ids"]
         sampling = Sampling.parse(body.get("sampling_params") or {}, self.defaults)
-        steps = list(engine.generate(self.model, prompt, sampling, body.get("lora_path") or ""))
+        tokenizer = self.tokenizer or PLAIN
+        adapter = body.get("lora_path") or ""
+        steps = list(engine.generate(self.model, prompt, sampling, adapter, tokenizer, self.tokens_per_tick))
         ids = [step.token for step in steps]
         finish = steps[-1].finish if steps else {"type": "length", "length": 0}
         meta: dict[str, Any] = {
@@ -63,8 +70,8 @@ class Oracle:
         if self.routed_experts and body.get("return_routed_experts"):
             meta["routed_experts"] = self._experts([*prompt, *ids], body.get("routed_experts_start_len", 0))
         value: dict[str, Any] = {"output_ids": ids, "meta_info": meta}
-        if self.tokenizer:
-            value["text"] = self._text(ids, finish, sampling)
+        if self.tokenizer is not None:
+            value["text"] = self._text(prompt, ids, finish, sampling, bool(body.get("stream")))
         if body.get("return_prompt_token_ids"):
             value["prompt_token_ids"] = prompt
         return value
@@ -76,11 +83,11 @@ class Oracle:
             engine.outlook(self.model, engine.absorb(engine.EMPTY, prompt[:at])) for at in range(start, len(prompt))
         ]
         scored = list(zip(views, prompt[start:], strict=True))
-        texts = bool(body.get("return_text_in_logprobs")) and self.tokenizer
+        speller = self.tokenizer if body.get("return_text_in_logprobs") else None
 
         def entry(view: engine.Outlook | None, token: int) -> list[Any]:
             score = None if view is None else engine.logprob(self.model, view, token)
-            return [score, token, engine.detokenize([token]) if texts else None]
+            return [score, token, None if speller is None else speller.decode([token])]
 
         def rows(find: Any) -> tuple[list[Any], list[Any]]:
             inputs = [None if not at else [entry(view, token) for token in find(view)] for at, view in enumerate(views)]
@@ -106,13 +113,21 @@ class Oracle:
             numbers += [self.expert_mark + expert for expert in row]
         return base64.b64encode(struct.pack(f"<{len(numbers)}i", *numbers)).decode()
 
-    def _text(self, ids: list[int], finish: dict[str, Any] | None, sampling: Sampling) -> str:
-        matched = (finish or {}).get("matched")
-        if sampling.no_stop_trim or matched is None:
-            return engine.detokenize(ids)
-        if isinstance(matched, str):
-            return engine.detokenize(ids).partition(matched)[0]
-        return engine.detokenize(ids[:-1])
+    def _text(
+        self, prompt: Sequence[int], ids: Sequence[int], finish: dict[str, Any] | None, sampling: Sampling, stream: bool
+    ) -> str:
+        """The texts that a detokenizer tells, one after the other; where they end depends on the kind of request."""
+        tokenizer = self.tokenizer or PLAIN
+        detokenizer = Detokenizer(tokenizer, prompt, sampling)
+        stops = StopStrings(sampling.stop, tokenizer)
+        interval = sampling.stream_interval or 1
+        text, told = "", 0
+        for count in range(self.tokens_per_tick, len(ids), self.tokens_per_tick):
+            due = count - told >= interval or not told if stream else count % UNARY_INTERVAL == 0
+            if due and not (stream and stops.begun(ids[:count])):
+                text += detokenizer.push(ids[told:count])
+                told = count
+        return text + detokenizer.push(ids[told:], finish)
 
 
 def differences(answer: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

@@ -54,24 +54,27 @@ _LONG_NUMBER = re.compile(rb"\d{19}")
 INTERNAL_ERROR = Reply(500, b"Internal Server Error", TEXT)
 
 
-def validation_error(*details: str) -> Refused:
+#: Where in SGLang a body is refused: line, function, method and path.
+GENERATE = 'File "http_server.py", line 928, in generate_request\n    POST /generate'
+
+
+def validation_error(*details: str, endpoint: str = GENERATE) -> Refused:
     """FastAPI's refusal, as SGLang words it."""
     count = "1 validation error" if len(details) == 1 else f"{len(details)} validation errors"
     listed = "".join(f"\n  {detail}" for detail in details)
-    where = f'\n\n  File "http_server.py", line 928, in generate_request\n    POST /generate [{", ".join(details)}]'
+    where = f"\n\n  {endpoint} [{', '.join(details)}]"
     return Refused(bad_request_object(f"{count}:{listed}{where}"))
 
 
 def bad_request_object(message: str) -> Reply:
     """The error object of FastAPI's refusals."""
-    return json_reply({"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}, 400)
+    return error_object(400, message, "Bad Request")
 
 
-def error_object(status: int, message: str) -> Reply:
-    """The error object of scheduler aborts (an `HTTPException`)."""
-    return json_reply(
-        {"object": "error", "message": message, "type": str(status), "param": None, "code": status}, status
-    )
+def error_object(status: int, message: str, kind: str | None = None) -> Reply:
+    """The error object of scheduler aborts (an `HTTPException`, which has no other type), and of the OpenAI routes."""
+    error = {"object": "error", "message": message, "type": kind or str(status), "param": None, "code": status}
+    return json_reply(error, status)
 
 
 def contract_error(message: str) -> Refused:
@@ -105,12 +108,26 @@ def _narrow(value: object) -> object:
             return value
 
 
-def _not_json(error: str) -> Refused:
+def read_json(body: bytes, endpoint: str = GENERATE) -> object:
+    """Parse a body. Raises `Refused`, `RecursionError`."""
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, OverflowError) as exc:
+        raise _not_json(str(exc), endpoint) from exc
+
+
+def too_deep(endpoint: str = GENERATE) -> Refused:
+    """What a `RecursionError` comes to."""
+    return _not_json("depth limit exceeded", endpoint)
+
+
+def _not_json(error: str, endpoint: str) -> Refused:
     found = re.search(r"byte (\d+)", error)
     at = found.group(1) if found else "0"
     return validation_error(
         f"{{'type': 'json_invalid', 'loc': ('body', {at}), 'msg': 'JSON decode error', 'input': {{}}, "
-        f"'ctx': {{'error': {error!r}}}}}"
+        f"'ctx': {{'error': {error!r}}}}}",
+        endpoint=endpoint,
     )
 
 
@@ -119,7 +136,7 @@ def parse_body(request: Request) -> dict[str, Any]:
     try:
         return _parse(request)
     except RecursionError as exc:
-        raise _not_json("depth limit exceeded") from exc
+        raise too_deep() from exc
 
 
 def _parse(request: Request) -> dict[str, Any]:
@@ -128,10 +145,7 @@ def _parse(request: Request) -> dict[str, Any]:
         raise validation_error("{'type': 'missing', 'loc': ('body',), 'msg': 'Field required', 'input': None}")
     value: object = request.body
     if content_type.partition(b";")[0].strip().endswith(b"json"):
-        try:
-            value = decode(request.body)
-        except (msgspec.DecodeError, OverflowError) as exc:
-            raise _not_json(str(exc)) from exc
+        value = read_json(request.body)
     if not isinstance(value, dict):
         raise validation_error(
             "{'type': 'dataclass_type', 'loc': ('body',), 'msg': 'Input should be a dictionary or an instance of "

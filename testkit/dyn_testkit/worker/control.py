@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
+from dyn_testkit.worker.texts import detokenize, tokenize
 from dyn_testkit.worker.wire import TEXT, Reply, Request, json_reply
 
 if TYPE_CHECKING:
@@ -194,6 +195,14 @@ async def _update_weights(worker: MockWorker, request: Request) -> Reply:
     return json_reply({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
 
 
+async def _tokenize(worker: MockWorker, request: Request) -> Reply:
+    return tokenize(worker.options, request)
+
+
+async def _detokenize(worker: MockWorker, request: Request) -> Reply:
+    return detokenize(worker.options, request)
+
+
 def _text(body: bytes) -> Route:
     async def route(worker: MockWorker, request: Request) -> Reply:
         return Reply(200, body, TEXT)
@@ -223,6 +232,10 @@ ROUTES: dict[str, tuple[tuple[str, ...], bool, Route]] = {
     "/get_server_info": (("GET",), False, _server_info),
     "/v1/loads": (("GET",), False, _loads),
     "/v1/models": (("GET",), False, _models),
+    "/tokenize": (("POST",), False, _tokenize),
+    "/v1/tokenize": (("POST",), False, _tokenize),
+    "/detokenize": (("POST",), False, _detokenize),
+    "/v1/detokenize": (("POST",), False, _detokenize),
     "/flush_cache": (("GET", "POST"), True, _flush),
     "/abort_request": (("POST",), True, _abort),
     "/pause_generation": (("POST",), True, _pause),

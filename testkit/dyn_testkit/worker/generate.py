@@ -11,7 +11,9 @@ import trio
 
 from dyn_relay.net import Connection, ConnectionBroken
 from dyn_testkit import engine
+from dyn_testkit.detokenizer import UNARY_INTERVAL, Detokenizer
 from dyn_testkit.faults import Spot
+from dyn_testkit.stops import StopStrings
 from dyn_testkit.worker.contract import (
     INTERNAL_ERROR,
     Aborted,
@@ -74,7 +76,9 @@ class Scheduler:
         """Register a request. Raises `Invalid` if its rid is live."""
         if job.rid in self.live:
             raise Invalid(f"Duplicate request ID detected: {job.rid}")
-        live = Live(job, trio.current_time())
+        options = self.options
+        detokenizer = None if options.skip_tokenizer_init else Detokenizer(options.tokenizer, job.prompt, job.sampling)
+        live = Live(job, trio.current_time(), detokenizer)
         self.live[job.rid] = live
         return live
 
@@ -182,7 +186,10 @@ class Scheduler:
             await emit(live, {"type": "length", "length": 0})
             return
         since_pass = options.tokens_per_tick
-        for step in engine.generate(options.model, job.prompt, job.sampling, job.adapter):
+        stops = StopStrings(job.sampling.stop, options.tokenizer)
+        for step in engine.generate(
+            options.model, job.prompt, job.sampling, job.adapter, options.tokenizer, options.tokens_per_tick
+        ):
             if since_pass == options.tokens_per_tick:
                 await self._pass(live)
                 since_pass = 0
@@ -194,8 +201,12 @@ class Scheduler:
             count = len(live.ids)
             due = count - live.emitted >= interval if live.emitted else True
             boundary = since_pass == options.tokens_per_tick
-            sent = due and boundary and not _may_become_a_stop(live)
-            if finish is None and count != inject.splits_at and not sent:
+            if not job.stream and finish is None and boundary and count % UNARY_INTERVAL == 0:
+                live.tell(None)
+            if finish is None and stops.begun(live.ids):
+                await inject.at(Spot.AT_TOKEN, count)
+                continue
+            if finish is None and count != inject.splits_at and not (due and boundary):
                 continue
             if finish is not None and late and live.abort is None and not isinstance(finish.get("matched"), str):
                 await emit(live, None)
@@ -216,15 +227,6 @@ class Scheduler:
             await trio.lowlevel.checkpoint()
         while self.paused and live.abort is None:
             await self._changed.wait()
-
-
-def _may_become_a_stop(live: Live) -> bool:
-    """Does the text end as a stop string begins? Then nothing is sent until it is clear."""
-    stops = live.job.sampling.stop
-    if not stops:
-        return False
-    tail = engine.detokenize(live.ids[-max(map(len, stops)) - 1 :])
-    return any(tail.endswith(stop[:size]) for stop in stops for size in range(1, len(stop) + 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dyn_testkit.engine import Sampling, tokenize
+from dyn_testkit.engine import Sampling
+from dyn_testkit.tokenizer import Tokenizer
 from dyn_testkit.worker.contract import Aborted, Invalid, Poisoned, Unhandled
 from dyn_testkit.worker.options import WorkerOptions
 
@@ -27,11 +28,13 @@ class Job:
     sampling: Sampling
     #: Position in a batch or among samples; None for a single request.
     index: int | None = None
+    stream: bool = False
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
     token_ids_logprob: tuple[int, ...] = ()
-    return_text_in_logprobs: bool = False
+    #: Spells the tokens in logprobs, if they are to be spelled.
+    speller: Tokenizer | None = None
     return_prompt_token_ids: bool = False
     routed_experts_start: int | None = None
     dp_rank: int | None = None
@@ -95,7 +98,11 @@ class Reader:
                 "The engine initialized with skip_tokenizer_init=True cannot accept text prompts. Please provide "
                 "input_ids or re-initialize the engine with skip_tokenizer_init=False."
             )
-        return ([tokenize(text)], True) if isinstance(text, str) else ([tokenize(item) for item in text], False)
+        return ([self._ids(text)], True) if isinstance(text, str) else ([self._ids(item) for item in text], False)
+
+    def _ids(self, text: str) -> list[int]:
+        tokenizer = self.options.tokenizer
+        return [*tokenizer.prefix, *tokenizer.encode(text)]
 
     def _rids(self, rid: object, count: int, single: bool) -> list[str]:
         if rid is None:
@@ -119,16 +126,19 @@ class Reader:
                 value = value[at]
             return default if value is None else value
 
-        routed = self.options.routed_experts and of("return_routed_experts", False)
+        options = self.options
+        routed = options.routed_experts and of("return_routed_experts", False)
+        spelled = of("return_text_in_logprobs", False) and not options.skip_tokenizer_init
         return Job(
             rid=rid,
             prompt=tuple(prompt),
             sampling=sampling,
+            stream=of("stream", False),
             return_logprob=of("return_logprob", False),
             logprob_start_len=of("logprob_start_len", -1),
             top_logprobs_num=of("top_logprobs_num", 0),
             token_ids_logprob=tuple(of("token_ids_logprob", ())),
-            return_text_in_logprobs=of("return_text_in_logprobs", False) and not self.options.skip_tokenizer_init,
+            speller=options.tokenizer if spelled else None,
             return_prompt_token_ids=of("return_prompt_token_ids", False),
             routed_experts_start=of("routed_experts_start_len", 0) if routed else None,
             dp_rank=self._rank(body),

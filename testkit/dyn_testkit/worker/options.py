@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from dyn_testkit.engine import Model
+from dyn_testkit.tokenizer import PLAIN, Tokenizer
 
 Dialect = Literal["cumulative", "incremental", "mixed"]
 AbortMatch = Literal["prefix", "exact"]
@@ -25,6 +26,8 @@ class WorkerOptions:
     dialect: Dialect = "cumulative"
     #: No tokenizer: answers carry no text, text prompts and stop strings are refused.
     skip_tokenizer_init: bool = True
+    #: The one that is there unless it is skipped.
+    tokenizer: Tokenizer = PLAIN
     #: Refuse `min_new_tokens` without a tokenizer, as 0.5.23 does.
     min_new_tokens_needs_tokenizer: bool = True
     #: One forward pass takes this long and gives this many tokens (more than 1: coalesced events).

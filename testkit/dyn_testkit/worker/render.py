@@ -9,7 +9,8 @@ from typing import Any
 
 import trio
 
-from dyn_testkit.engine import EMPTY, Model, Outlook, Step, absorb, detokenize, expert_row, logprob, mix, outlook, top
+from dyn_testkit.detokenizer import Detokenizer
+from dyn_testkit.engine import EMPTY, Model, Outlook, Step, absorb, expert_row, logprob, mix, outlook, top
 from dyn_testkit.worker.jobs import Job
 from dyn_testkit.worker.options import WorkerOptions
 
@@ -23,6 +24,8 @@ class Live:
 
     job: Job
     started: float
+    #: None: no tokenizer.
+    detokenizer: Detokenizer | None = None
     cached: int = 0
     retractions: int = 0
     ids: list[int] = field(default_factory=list)
@@ -33,9 +36,11 @@ class Live:
     versions: list[list[Any]] = field(default_factory=list)
     #: The prompt's `input_*` keys, once computed.
     inputs: dict[str, Any] = field(default_factory=dict)
-    #: Tokens and characters of text that are already in events.
+    #: Tokens that are already in events.
     emitted: int = 0
-    emitted_text: int = 0
+    #: What the detokenizer told of the first so many tokens.
+    text: str = ""
+    told: int = 0
     #: Set when somebody aborts it.
     abort: dict[str, Any] | None = None
 
@@ -53,9 +58,18 @@ class Live:
             if job.token_ids_logprob:
                 self.ids_logprobs.append(_chosen(job, model, step.view))
 
+    def tell(self, finish: dict[str, Any] | None) -> str:
+        """More text: all tokens so far are given to the detokenizer; "" without one."""
+        if self.detokenizer is None:
+            return ""
+        more = self.detokenizer.push(self.ids[self.told :], finish)
+        self.told = len(self.ids)
+        self.text += more
+        return more
+
 
 def _entry(job: Job, value: float | None, token: int) -> Entry:
-    return [value, token, detokenize([token]) if job.return_text_in_logprobs else None]
+    return [value, token, None if job.speller is None else job.speller.decode([token])]
 
 
 def _top(job: Job, model: Model, view: Outlook) -> list[Entry]:
@@ -113,7 +127,8 @@ class Renderer:
         first = live.emitted == 0
         value: dict[str, Any] = {}
         if not options.skip_tokenizer_init:
-            value["text"] = self._text(live, finish, deltas)
+            more = live.tell(finish)
+            value["text"] = more if deltas else live.text
         value["output_ids"] = live.ids[since:]
         rows_since = since if options.dialect == "incremental" else 0
         value["meta_info"] = self._meta(live, weight_version, finish, rows_since, stamped=unary or first)
@@ -123,16 +138,6 @@ class Renderer:
             value["index"] = job.index
         live.emitted = len(live.ids)
         return value
-
-    def _text(self, live: Live, finish: dict[str, Any] | None, deltas: bool) -> str:
-        sampling, ids = live.job.sampling, live.ids
-        text = detokenize(ids, final=finish is not None)
-        if finish is not None and finish["type"] == "stop" and not sampling.no_stop_trim:
-            matched = finish["matched"]
-            text = text[: text.find(matched)] if isinstance(matched, str) else detokenize(ids[:-1])
-        start = live.emitted_text if deltas else 0
-        live.emitted_text = max(len(text), live.emitted_text)
-        return text[start:]
 
     def _meta(
         self, live: Live, weight_version: str, finish: dict[str, Any] | None, rows_since: int, *, stamped: bool

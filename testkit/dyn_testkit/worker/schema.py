@@ -250,7 +250,8 @@ _PROBLEMS: dict[str, Callable[[object], tuple[str, str] | None]] = {
 }
 
 
-def _detail(kind: str, place: tuple[Any, ...], message: str, value: object, **more: object) -> str:
+def detail(kind: str, place: tuple[Any, ...], message: str, value: object, **more: object) -> str:
+    """One fault that FastAPI finds, as SGLang prints it."""
     return repr({"type": kind, "loc": place, "msg": message, "input": value} | more)
 
 
@@ -258,16 +259,16 @@ def _problems(kind: _Kind, value: object, place: tuple[Any, ...]) -> Iterator[st
     if isinstance(kind, str):
         found = _PROBLEMS[kind](value)
         if found is not None:
-            yield _detail(found[0], place, found[1], value)
+            yield detail(found[0], place, found[1], value)
     elif not isinstance(value, list):
-        yield _detail("list_type", place, "Input should be a valid list", value)
+        yield detail("list_type", place, "Input should be a valid list", value)
     else:
         for index, item in enumerate(value):
             yield from _problems(kind.item, item, (*place, index))
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class Field:
     """A key of the body: FastAPI's type (a union if several), and the contract's (None: it ignores the key)."""
 
     kinds: tuple[_Kind, ...]
@@ -276,6 +277,7 @@ class _Field:
     null: bool = True
 
     def problems(self, name: str, value: object) -> list[str]:
+        """What FastAPI finds wrong with a value, one detail a fault."""
         if value is None and self.null:
             return []
         place = ("body", name)
@@ -285,29 +287,30 @@ class _Field:
         return [] if not all(found) else [detail for details in found for detail in details]
 
 
-def _list(kind: _Kind, depth: int = 1) -> _Kind:
-    return kind if not depth else _ListOf(_list(kind, depth - 1))
+def list_of(kind: _Kind, depth: int = 1) -> _Kind:
+    """FastAPI's type of lists of something, or of lists of them."""
+    return kind if not depth else _ListOf(list_of(kind, depth - 1))
 
 
 #: Keys of the body that the mock worker reads, but `input_ids`, in SGLang's order.
-_FIELDS: dict[str, _Field] = {
-    "rid": _Field(("str", _list("str")), _nullable(_strings)),
-    "text": _Field((_list("str"), "str"), _nullable(_strings)),
-    "input_embeds": _Field((_list("float", 3), _list("float", 2)), None),
-    "sampling_params": _Field((_list("dict[str,any]"), "dict[str,any]"), _nullable(_sampling_params)),
-    "return_logprob": _Field((_list("bool"), "bool"), _nullable(_booleans)),
-    "logprob_start_len": _Field((_list("int"), "int"), _nullable(_integers)),
-    "top_logprobs_num": _Field((_list("int"), "int"), _nullable(_integers)),
-    "token_ids_logprob": _Field((_list("int", 2), _list("int")), _nullable(_token_ids)),
-    "return_text_in_logprobs": _Field(("bool",), _nullable(_boolean), null=False),
-    "stream": _Field(("bool",), _nullable(_boolean), null=False),
-    "return_hidden_states": _Field((_list("bool"), "bool"), _nullable(_booleans), null=False),
-    "return_routed_experts": _Field(("bool",), None, null=False),
-    "routed_experts_start_len": _Field(("int",), _integer, null=False),
-    "lora_path": _Field((_list("nullable[str]"), "str"), _nullable(_optional_strings)),
-    "routed_dp_rank": _Field(("int",), _nullable(_integer)),
-    "data_parallel_rank": _Field(("int",), None),
-    "return_prompt_token_ids": _Field(("bool",), _boolean, null=False),
+_FIELDS: dict[str, Field] = {
+    "rid": Field(("str", list_of("str")), _nullable(_strings)),
+    "text": Field((list_of("str"), "str"), _nullable(_strings)),
+    "input_embeds": Field((list_of("float", 3), list_of("float", 2)), None),
+    "sampling_params": Field((list_of("dict[str,any]"), "dict[str,any]"), _nullable(_sampling_params)),
+    "return_logprob": Field((list_of("bool"), "bool"), _nullable(_booleans)),
+    "logprob_start_len": Field((list_of("int"), "int"), _nullable(_integers)),
+    "top_logprobs_num": Field((list_of("int"), "int"), _nullable(_integers)),
+    "token_ids_logprob": Field((list_of("int", 2), list_of("int")), _nullable(_token_ids)),
+    "return_text_in_logprobs": Field(("bool",), _nullable(_boolean), null=False),
+    "stream": Field(("bool",), _nullable(_boolean), null=False),
+    "return_hidden_states": Field((list_of("bool"), "bool"), _nullable(_booleans), null=False),
+    "return_routed_experts": Field(("bool",), None, null=False),
+    "routed_experts_start_len": Field(("int",), _integer, null=False),
+    "lora_path": Field((list_of("nullable[str]"), "str"), _nullable(_optional_strings)),
+    "routed_dp_rank": Field(("int",), _nullable(_integer)),
+    "data_parallel_rank": Field(("int",), None),
+    "return_prompt_token_ids": Field(("bool",), _boolean, null=False),
 }
 
 _CONTRACT = {name: field.contract for name, field in _FIELDS.items()} | {"input_ids": _nullable(_token_ids)}
@@ -346,7 +349,7 @@ def unreadable(body: Mapping[str, Any]) -> list[str]:
     if problem is not None:
         ids = body["input_ids"]
         error = {"ctx": {"error": ValueError(problem)}}
-        found.append(_detail("value_error", ("body", "input_ids"), f"Value error, {problem}", ids, **error))
+        found.append(detail("value_error", ("body", "input_ids"), f"Value error, {problem}", ids, **error))
     for name, field in _FIELDS.items():
         if name in body:
             found += field.problems(name, body[name])
@@ -366,7 +369,17 @@ def settle(body: Mapping[str, Any]) -> dict[str, Any]:
     settled = dict(body)
     experts, rank = settled.get("return_routed_experts"), settled.get("data_parallel_rank")
     if experts is not None:
-        settled["return_routed_experts"] = str(experts).lower() in ("1", "1.0", "on", "t", "true", "y", "yes")
+        settled["return_routed_experts"] = boolean(experts)
     if rank is not None:
-        settled["data_parallel_rank"] = int(rank.partition(".")[0] if isinstance(rank, str) else rank)
+        settled["data_parallel_rank"] = integer(rank)
     return settled
+
+
+def boolean(value: bool | float | str) -> bool:
+    """A value that FastAPI reads as true or false."""
+    return str(value).lower() in ("1", "1.0", "on", "t", "true", "y", "yes")
+
+
+def integer(value: float | str) -> int:
+    """A value that FastAPI reads as a whole number."""
+    return int(value.partition(".")[0] if isinstance(value, str) else value)

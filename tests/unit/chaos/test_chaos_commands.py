@@ -24,6 +24,7 @@ from dyn_chaos.campaigns.table import CAMPAIGNS
 from dyn_chaos.mix import SENDERS
 from dyn_chaos.namespaces import Namespace, Unable
 from dyn_chaos.run import Setup
+from dyn_testkit.tokenizer import PLAIN, SENTENCE_PIECE, Tokenizer
 
 HERE = str(os.getpid())
 ATTACH = ["--attach", "http://127.0.0.1:1", "--pid", HERE, "--attach", "http://127.0.0.1:2/", "--pid", HERE]
@@ -126,6 +127,16 @@ def test_options_reach_the_row() -> None:
     assert setup.oracle is not None
     assert setup.oracle.model.eos_rate == 0.1
     assert "--tokens log:16-64" in setup.said
+
+
+@pytest.mark.parametrize(
+    ("flags", "tokenizer"),
+    [("--tick 0", None), ("--with-tokenizer", PLAIN), ("--tokenizer sentencepiece", SENTENCE_PIECE)],
+)
+def test_the_oracle_has_the_tokenizer_of_the_workers(flags: str, tokenizer: Tokenizer | None) -> None:
+    _, setup = said("kill-worker", "--engine-flag", flags)
+    assert setup.oracle is not None
+    assert setup.oracle.tokenizer == tokenizer
 
 
 def test_a_time_stands_instead_of_streams_and_streams_instead_of_a_time() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from dyn_testkit import engine, strategies
 from dyn_testkit.engine import Model, Sampling
+from dyn_testkit.tokenizer import PLAIN
 
 MODEL = Model(vocab_size=200, context_length=1000)
 GREEDY = Sampling(temperature=0, max_new_tokens=12)
@@ -150,16 +151,32 @@ def test_min_new_tokens_masks_stops() -> None:
     assert found.index(2) == 5
 
 
-def test_stop_strings_and_text() -> None:
-    """A stop string is found across tokens; bytes that are no whole character yet are withheld until the end."""
+def test_stop_strings() -> None:
+    """A stop string is found across tokens."""
     whole = ids([9], replace(GREEDY, max_new_tokens=40))
     at = next(at for at in range(39) if all(32 < token < 127 for token in whole[at : at + 2]))
     word = "".join(map(chr, whole[at : at + 2]))
     assert finish([9], replace(GREEDY, max_new_tokens=40, stop=(word,))) == {"type": "stop", "matched": word}
-    assert engine.detokenize([97, 0xC3], final=False) == "a"
-    assert engine.detokenize([97, 0xC3, 0xA9], final=False) == "aé"
-    assert engine.detokenize([97, 0xC3]) == "a\ufffd"
-    assert engine.detokenize(engine.tokenize("é!")) == "é!"
+
+
+def test_stops_of_one_pass() -> None:
+    """Stops are looked for after a pass: a string beats a token before it; what comes after the match is dropped."""
+    sampling = replace(GREEDY, max_new_tokens=12)
+    whole = ids([3, 4], sampling)
+    text = PLAIN.decode(whole)
+    third = PLAIN.decode(whole[2:3])
+    assert text.index(third) == len(PLAIN.decode(whole[:2]))
+    both = replace(sampling, stop_token_ids=(whole[1],), stop=(third,))
+    found = [
+        (len(steps), steps[-1].finish["matched"])
+        for steps in (list(engine.generate(MODEL, [3, 4], both, tokens_per_tick=many)) for many in (1, 2, 3, 4, 5))
+        if steps[-1].finish is not None
+    ]
+    assert found == [(2, whole[1]), (2, whole[1]), (3, third), (3, third), (3, third)]
+    late = replace(sampling, stop_token_ids=(whole[1],))
+    assert [len(list(engine.generate(MODEL, [3, 4], late, tokens_per_tick=many))) for many in (1, 2, 3, 7)] == [2] * 4
+    unstopped = replace(sampling, ignore_eos=True)
+    assert [step.token for step in engine.generate(MODEL, [3, 4], unstopped, tokens_per_tick=5)] == whole
 
 
 @settings(max_examples=200)

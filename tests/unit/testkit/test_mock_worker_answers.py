@@ -16,6 +16,7 @@ from dyn_testkit import strategies
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.oracle import Oracle, differences, fold
 from dyn_testkit.simnet import Fragmentation, Link, SimNetwork
+from dyn_testkit.tokenizer import PLAIN
 from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
 
 
@@ -54,7 +55,7 @@ async def test_text_experts_and_defaults_are_the_oracles() -> None:
     setup = options(
         tick=0, skip_tokenizer_init=False, routed_experts=True, expert_mark=800, preferred_sampling_params=preferred
     )
-    oracle = Oracle(MODEL, tokenizer=True, defaults=preferred, routed_experts=True, expert_mark=800)
+    oracle = Oracle(MODEL, tokenizer=PLAIN, defaults=preferred, routed_experts=True, expert_mark=800)
     asked = {
         "input_ids": [7, 8],
         "return_routed_experts": True,

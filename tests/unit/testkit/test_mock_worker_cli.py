@@ -48,3 +48,23 @@ def test_a_bad_fault_is_a_usage_error() -> None:
     ended = subprocess.run([*START, "--fault", "kill@2"], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
     assert "--fault" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ([], None),
+        (["--with-tokenizer"], "<300>"),
+        (["--tokenizer", "byte-level"], "\ufffd"),
+        (["--with-tokenizer", "--tokenizer", "sentencepiece"], ""),
+    ],
+)
+def test_its_tokenizer(flags: list[str], text: str | None) -> None:
+    token = 300
+    with worker(*flags) as (_, url):
+        asked = {"text": "a"} if text is not None else {"input_ids": [1]}
+        answer = httpx.post(f"{url}/generate", json=asked, trust_env=False)
+        assert answer.status_code == 200
+        assert ("text" in answer.json()) == (text is not None)
+        told = httpx.post(f"{url}/detokenize", json={"tokens": [token]}, trust_env=False)
+        assert told.json().get("text") == text
