@@ -80,6 +80,8 @@ class Model:
     layers: int = 2
     experts: int = 8
     experts_per_token: int = 2
+    #: The token at each position of prompt and output, whatever was before; after them, the model is on its own.
+    recites: tuple[int, ...] = ()
 
     @property
     def max_input(self) -> int:
@@ -302,7 +304,9 @@ def _steps(
     for count in itertools.count(1):
         view = outlook(model, history, mix(shape, own) if sampling.stateful else shape)
         masked = stops if count <= sampling.min_new_tokens else frozenset()
-        token = choose(model, view, noise, len(prompt) + count - 1, masked)
+        position = len(prompt) + count - 1
+        recited = model.recites[position] if position < len(model.recites) else None
+        token = choose(model, view, noise, position, masked) if recited is None else recited
         history = mix(history, token)
         own = mix(own, token)
         yield Step(token, view, history, None)

@@ -13,6 +13,10 @@ One attempt goes like this::
     exchange.body(data, now)                            # Reading.WHOLE: the whole body, once it is complete
     exchange.end                                        # not None once the engine has said its last word
 
+While `exchange.question` is not None after a `feed` or `body`, the worker is asked that first, beside the answer::
+
+    out      = exchange.reply(status, body, now)        # and then `question` and `end` again
+
 and when the attempt was cut before the engine's own last word, `exchange.complete(now)` tells whether the answer can be
 finished without another worker; if not, the next `dispatch` is a continuation.
 """
@@ -159,6 +163,10 @@ class Exchange(Protocol):
     detail: str
 
     @property
+    def question(self) -> Outbound | None:
+        """What the attempt's worker must be asked before more of its answer can be taken."""
+
+    @property
     def answering(self) -> bool:
         """An event of the current attempt's answer has come; it may be held back, or have no tokens."""
 
@@ -192,7 +200,13 @@ class Exchange(Protocol):
         """
 
     def body(self, data: bytes, now: float) -> None:
-        """The whole body of a `Reading.WHOLE` answer. Sets `end`."""
+        """The whole body of a `Reading.WHOLE` answer. Sets `end`, unless there is a `question`."""
+
+    def reply(self, status: int, body: bytes, now: float) -> bytes:
+        """The worker's answer to `question`; return what the client's body gets. Sets `end` as `feed` does.
+
+        Raises `CannotComplete`.
+        """
 
     def last_words(self) -> bytes:
         """Streams: the engine's own held-back final events (REFUSED, BUSY, FAILED), for relaying them after all."""

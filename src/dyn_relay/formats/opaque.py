@@ -23,6 +23,7 @@ class OpaqueExchange:
     rid = ""
     named = False
     answering = False
+    question: Outbound | None = None
 
     def __init__(self, method: str, target: str, content_type: bytes, body: bytes) -> None:
         self.end: End | None = None
@@ -52,6 +53,9 @@ class OpaqueExchange:
 
     def body(self, data: bytes, now: float) -> None:
         raise AssertionError("an opaque answer is never collected")
+
+    def reply(self, status: int, body: bytes, now: float) -> bytes:
+        raise AssertionError("nothing is asked about an opaque answer")
 
     def last_words(self) -> bytes:
         return b""

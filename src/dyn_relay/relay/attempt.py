@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -17,6 +18,7 @@ from dyn_relay.net import ConnectFailed, ConnectionBroken, Ended
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
 from dyn_relay.relay.failure import Failure, Kind, Phase
+from dyn_relay.relay.orders import ask
 from dyn_relay.relay.reader import AnswerReader
 from dyn_relay.relay.silence import Silence
 from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
@@ -143,8 +145,8 @@ class Attempt:
         self._sent_at = trio.current_time()
         try:
             early = await self._send(upstream, outbound, headers, reader)
-            if early is None:
-                failure = await self._read(upstream, reader)
+            if early is None or self._exchange.question is not None:
+                failure = await self._read(upstream, reader, headers)
             else:
                 failure = await self._ended(early, upstream, reader)
         except trio.TooSlowError:
@@ -198,24 +200,46 @@ class Attempt:
             raise errors[0]
         return ended
 
-    async def _read(self, upstream: Upstream, reader: AnswerReader) -> Failure | None:
+    async def _read(self, upstream: Upstream, reader: AnswerReader, headers: Headers) -> Failure | None:
         """Read the answer, handing the steady state to the pump; wake only at deadlines.
 
-        Raises `BadResponse`, `EventTooLarge`.
+        Raises `BadResponse`, `EventTooLarge`, `CannotComplete`.
         """
         relay = self._context.network.relay
         silence = Silence(self._context.config, self._exchange, self._sent_at)
         while True:
             ended: Ended | None = None
+            while self._exchange.question is not None:
+                unanswered = await self._ask(self._exchange.question, reader, headers)
+                if unanswered is not None:
+                    return unanswered
+                ended = Ended.DONE if reader.done else None
+            if ended is not None:
+                return await self._ended(ended, upstream, reader)
             with trio.CancelScope(deadline=silence.deadline(reader)):
                 ended = await relay(upstream.connection, self._client, reader)
             kind: Kind | None = None
             if ended is None:
                 ended, kind = await self._look(silence, upstream, reader)
+            if ended is Ended.DONE and self._exchange.question is not None:
+                continue
             if ended is not None:
                 return await self._ended(ended, upstream, reader)
             if kind is not None:
                 return self._failure(kind, self._phase(reader), silence.words(kind))
+
+    async def _ask(self, question: Outbound, reader: AnswerReader, headers: Headers) -> Failure | None:
+        """Ask the worker what the format must know before it takes more. Raises `ClientGone`, `CannotComplete`."""
+        try:
+            answer = await unless_gone(self._client, partial(ask, self._context, self.worker, question, headers))
+        except (ConnectFailed, ConnectionBroken, BadResponse) as exc:
+            return self._failure(Kind.CUT, self._phase(reader), f"{question.path}: {exc}")
+        except trio.TooSlowError:
+            return self._failure(Kind.STALL, self._phase(reader), f"{question.path} took too long")
+        rest = reader.reply(answer.status, answer.body)
+        if rest:
+            await self._downstream.send(rest)
+        return None
 
     async def _look(
         self, silence: Silence, upstream: Upstream, reader: AnswerReader

@@ -1,4 +1,4 @@
-"""Orders to workers beside the requests: to drop an attempt that was left, or everything."""
+"""What workers are told and asked beside the requests: to drop an attempt, and what a format wants to know."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import trio
 
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import Outbound
-from dyn_relay.http11.client import fetch
+from dyn_relay.http11.client import Response, fetch
 from dyn_relay.http11.errors import BadResponse
 from dyn_relay.http11.headers import Headers
 from dyn_relay.net import ConnectFailed, ConnectionBroken
@@ -17,6 +17,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("relay")
 
 #: Seconds. An engine answers an abort from its HTTP process, at once or never.
 ORDER_TIMEOUT = 5.0
+#: Seconds. What a format asks may be work, and many may ask at once: after a death, say.
+QUESTION_TIMEOUT = 60.0
 
 
 async def tell(context: Context, worker: Worker, order: Outbound) -> bool:
@@ -38,3 +40,16 @@ async def tell(context: Context, worker: Worker, order: Outbound) -> bool:
         log.debug("order not delivered", worker=worker.id, path=order.path, error=str(exc) or type(exc).__name__)
         return False
     return response.status == 200
+
+
+async def ask(context: Context, worker: Worker, question: Outbound, headers: Headers) -> Response:
+    """A format's question. `headers`: those of the attempt that it is about. Raises as `fetch`."""
+    return await fetch(
+        context.pool,
+        worker.origin,
+        question.method,
+        question.path,
+        headers=[(b"content-type", question.content_type), *headers],
+        body=question.body,
+        timeout=QUESTION_TIMEOUT,
+    )

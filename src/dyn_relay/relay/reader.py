@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
@@ -98,27 +99,46 @@ class AnswerReader:
             delimited = response.close_delimited
             self._downstream.take_head(response.status, response.headers, events=events, delimited=delimited)
 
-    def _events(self, body: bytes) -> bytes:
+    def reply(self, status: int, body: bytes) -> bytes:
+        """The worker has answered the format's question. Raises `CannotComplete`."""
         exchange = self._exchange
-        out = b""
-        verdict = exchange.verdict
-        if body:
-            before = exchange.attempt_tokens
-            now = self._clock()
-            events = self._splitter.feed(body)
-            if any(data for _, data in events):
-                self.last_event = now  # comments, and parts of an event, are no sign of life
-            out = exchange.feed(events, now)
-            if exchange.attempt_tokens != before or (self.first_token is None and exchange.answering):
-                self.last_token = now
-                if self.first_token is None:
-                    self.first_token = now
-                    self._on_token()
-            if out:
-                self._downstream.last_write = now
-            if exchange.verdict is not verdict:
-                self._downstream.judge(exchange.verdict)  # in time, if these are the first events
-        if exchange.end is not None:
+        self.done = False
+        out = self._taken(partial(exchange.reply, status, body))
+        if self.reading is Reading.EVENTS:
+            return self._given(out)
+        self.done = exchange.end is not None
+        return out
+
+    def _events(self, body: bytes) -> bytes:
+        if not body:
+            return self._given(b"")
+        events = self._splitter.feed(body)
+        if any(data for _, data in events):
+            self.last_event = self._clock()  # comments, and parts of an event, are no sign of life
+        return self._given(self._taken(partial(self._exchange.feed, events)))
+
+    def _taken(self, take: Callable[[float], bytes]) -> bytes:
+        """What the format makes of something, at a time; if that are tokens, it is noted."""
+        exchange, now = self._exchange, self._clock()
+        before, verdict = exchange.attempt_tokens, exchange.verdict
+        out = take(now)
+        if exchange.attempt_tokens != before or (self.first_token is None and exchange.answering):
+            self.last_token = now
+            if self.first_token is None:
+                self.first_token = now
+                self._on_token()
+        if out:
+            self._downstream.last_write = now
+        if exchange.verdict is not verdict:
+            self._downstream.judge(exchange.verdict)  # in time, if these are the first events
+        return out
+
+    def _given(self, out: bytes) -> bytes:
+        """What the client gets, given what the format has made of its events; is the answer at its end?"""
+        exchange = self._exchange
+        if exchange.question is not None:
+            self.done = True  # for now
+        elif exchange.end is not None:
             self.done = True
             if exchange.streaming and exchange.end in _LAST_WORD_RELAYED:
                 return self._downstream.finish(out)

@@ -25,6 +25,9 @@ _LEAST_INTERVAL = 32
 _BOUND_TO_WORKER = frozenset({"kv_hints", "routed_dp_rank", "data_parallel_rank"})
 
 
+#: So that a prompt which is a text can be continued.
+_ASKED: Fields = {"return_prompt_token_ids": TRUE}
+
 #: SGLang 0.5.23: a worker's `max_req_input_len` is so many tokens below its context length, and so many below the
 #: longest sequence that it generates.
 _BELOW_CONTEXT, _BELOW_LONGEST = 6, 4
@@ -64,7 +67,12 @@ def interval(request: Request, traits: Traits, delivered: int) -> int:
 
 
 def first(request: Request, traits: Traits, rid: str) -> bytes:
-    """Attempt 0: a stream's body byte for byte if it has this `rid`, else with it; a unary one turned into a stream."""
+    """Attempt 0: a stream's body byte for byte if it has this `rid`, else with it; a unary one turned into a stream.
+
+    A text's ids are asked for.
+    """
+    if request.hides_prompt:
+        return request.edited({"stream": TRUE, "rid": raw(rid), **_ASKED}, _paced(request, traits, 0))
     if request.stream:
         return request.body if request.rid == rid else request.named(rid)
     return request.edited({"stream": TRUE, "rid": raw(rid)}, _paced(request, traits, 0))
@@ -73,8 +81,10 @@ def first(request: Request, traits: Traits, rid: str) -> bytes:
 def later(request: Request, traits: Traits, rid: str, ids: array[int]) -> bytes:
     """Any other attempt: the original request while nothing was delivered, a continuation from then on."""
     fields: Fields = {"stream": TRUE, "rid": raw(rid)}
-    sampling = {} if request.stream else _paced(request, traits, len(ids))
+    sampling = _paced(request, traits, len(ids))
     if not ids:
+        if request.hides_prompt:
+            fields |= _ASKED
         return request.edited(fields, sampling, _BOUND_TO_WORKER)
     delivered = ",".join(map(str, ids)).encode()
     fields["input_ids"] = joined([inside(request.prompt or NULL), delivered])
@@ -106,5 +116,7 @@ def ends_apart(request: Request, one: Traits, other: Traits) -> bool:
 
 
 def _paced(request: Request, traits: Traits, delivered: int) -> Fields:
+    if request.stream:
+        return {}
     chosen = interval(request, traits, delivered)
     return {"stream_interval": raw(chosen)} if chosen and not request.number("stream_interval", 0) else {}

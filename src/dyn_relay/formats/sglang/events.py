@@ -43,6 +43,7 @@ class Delta(msgspec.Struct, gc=False):
     output_ids: list[int] | UnsetType = UNSET
     meta_info: Meta | None = None
     error: Raw = _EMPTY
+    text: str = ""
 
 
 class Whole(msgspec.Struct, gc=False):

@@ -24,6 +24,7 @@ from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, Fault, error_objec
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.reader import UNREADABLE, Reader
 from dyn_relay.formats.sglang.request import Request, header
+from dyn_relay.formats.sglang.seam import CONTEXT, Seam
 from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import Fields, plain, read_fields, write
 
@@ -71,7 +72,10 @@ class SglangExchange(Reader):
         What a worker does not say is no obstacle, but for the sampling defaults of one that is to continue an answer.
         """
         mine = self._traits
-        if traits.text is True and self.verdict.migratable:
+        shown = mine.text if self._ledger.text is None else self._ledger.text
+        if self.verdict.migratable and None not in (shown, traits.text) and shown != traits.text:
+            return False
+        if self.delivered and shown and traits.incremental is None:
             return False
         if mine.model is not None and traits.model is not None and mine.model != traits.model:
             return False
@@ -99,7 +103,11 @@ class SglangExchange(Reader):
         hint = None if traits.incremental is None else Dialect.INCREMENTAL if traits.incremental else Dialect.CUMULATIVE
         pace = continuation.interval(request, traits, self.delivered) if self.verdict.migratable else 0
         self._whole = None
-        self._begin(Attempt(number, rid, self.delivered, now, hint, pace))
+        attempt = Attempt(number, rid, self.delivered, now, hint, pace)
+        if self.delivered and self._ledger.text:
+            before, ids = request.last_ids(CONTEXT), self._ledger.ids
+            attempt.seam = Seam(request, before, ids, self._ledger.told, deltas=traits.incremental is True)
+        self._begin(attempt)
         if not self.verdict.migratable:
             return Outbound(request.method, PATH, request.body, request.content_type)
         if number == 0:
@@ -142,7 +150,8 @@ class SglangExchange(Reader):
                 self._stop(End.GARBAGE, f"the answer is not JSON: {exc}")
                 return
             self.feed(((b"", data), (b"", DONE)), now)
-            if self.end is End.FINISHED and self._attempt.rid == self.rid and not self._attempt.base:
+            same = self._attempt.rid == self.rid and not self._attempt.base and not self._request.hides_prompt
+            if self.end is End.FINISHED and same:
                 self._whole = Answer(200, data, self._content_type)
             return
         self._stop(End.GARBAGE, f"status {self._status}, {self._content_type.decode('latin-1')}")
@@ -168,6 +177,8 @@ class SglangExchange(Reader):
         missing = self._only_the_engine_has()
         if missing:
             raise CannotComplete(missing)
+        if self._ledger.text:
+            raise CannotComplete("text")  # an engine tells what it has withheld, and takes back what ended the answer
         return self._finish(self._ledger.template, reason, now)
 
     def abort(self, now: float) -> bytes | None:
@@ -214,11 +225,10 @@ class SglangExchange(Reader):
         if self._fault is not None:
             return errors.unary(self._fault)
         attempt = self._attempt
-        text = "".join(attempt.text) if attempt.deltas and attempt.text and not attempt.echo else None
         sent = self._sent[0] + now - self._sent[1] if self._sent is not None else None
         try:
             body, meta = self._local or self._view(now, attempt.tokens).event(attempt.echo or attempt.newest)
-            return Answer(200, fold.unary(self._ledger, body, meta, text, sent))
+            return Answer(200, fold.unary(self._ledger, body, meta, sent))
         except UNREADABLE as exc:
             raise CannotComplete("meta_info") from exc
 

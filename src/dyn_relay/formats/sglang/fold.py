@@ -19,7 +19,7 @@ ABORTED_IN_QUEUE: dict[str, object] = {"type": "abort", "message": "Abort in wai
 _NOTHING = Raw(b"[]")
 
 
-def unary(ledger: Ledger, body: Fields, meta: Fields, text: str | None, sent: float | None) -> bytes:
+def unary(ledger: Ledger, body: Fields, meta: Fields, sent: float | None) -> bytes:
     """A unary answer from the last event's cumulative view, in stock's order of keys.
 
     `sent` is the engine's wall clock now: stock puts it last. Releases that tell the prompt's logprobs in the first
@@ -38,10 +38,7 @@ def unary(ledger: Ledger, body: Fields, meta: Fields, text: str | None, sent: fl
     ordered.update(missing)
     if sent is not None:
         ordered[SENT] = raw(sent)
-    body = {**body, "meta_info": Raw(write(ordered))}
-    if text is not None and "text" in body:
-        body["text"] = raw(text)
-    return write(body)
+    return write({**body, "meta_info": Raw(write(ordered))})
 
 
 def finish(
@@ -68,6 +65,8 @@ def finish(
     body = dict(template[0])
     if dialect.ids_are_deltas:
         body[IDS] = _NOTHING
+        if "text" in body:
+            body["text"] = raw("")
     body["meta_info"] = Raw(write(meta))
     return body, meta
 

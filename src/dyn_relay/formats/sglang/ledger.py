@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from msgspec import Raw
 
 from dyn_relay.formats.sglang.dialect import Dialect
+from dyn_relay.formats.sglang.seam import Seam
 from dyn_relay.formats.sglang.spans import Span, of_marks
+from dyn_relay.formats.sglang.told import Told
 from dyn_relay.formats.sglang.wire import Fields, inside, read_rows
 
 
@@ -70,6 +72,8 @@ class Ledger:
         "spans",
         "sums",
         "template",
+        "text",
+        "told",
     )
 
     def __init__(self) -> None:
@@ -91,6 +95,10 @@ class Ledger:
         self.template: tuple[Fields, Fields] | None = None
         #: How many tokens that event brought.
         self.last_delta = 0
+        #: Answers carry text; None until one has come.
+        self.text: bool | None = None
+        #: That text, as the client knows it.
+        self.told = Told()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,8 @@ class Checkpoint:
     marks: int
     #: Of each gathered list, its elements and bytes.
     pieces: dict[str, tuple[int, int]]
+    #: Characters that were told.
+    told: int
 
 
 class Attempt:
@@ -116,6 +126,7 @@ class Attempt:
         "dialect",
         "echo",
         "events",
+        "fresh",
         "held",
         "hint",
         "interval",
@@ -124,11 +135,13 @@ class Attempt:
         "newest",
         "not_rows",
         "number",
+        "opening",
         "pieces",
         "rid",
+        "seam",
         "started",
-        "text",
         "tokens",
+        "told",
         "version",
     )
 
@@ -163,7 +176,11 @@ class Attempt:
         self.pieces: dict[str, Rows] = {}
         #: Unknown lists that were seen not to line up with the tokens.
         self.not_rows: set[str] = set()
-        self.text: list[str] = []
+        #: If it continues an answer with text.
+        self.seam: Seam | None = None
+        #: Its text in the client's view, as far as it is known event by event; what the first added, and the newest.
+        self.told = Told()
+        self.opening = self.fresh = ""
         #: A first event that waits until its dialect shows.
         self.held: bytes = b""
 
@@ -171,7 +188,8 @@ class Attempt:
         """The next event brings `tokens` tokens and another `version`. `keep`: the attempt may go back to here."""
         if keep and self.checkpoint is None and self.tokens and tokens > 1:
             pieces = {name: (rows.count, len(rows.text)) for name, rows in self.pieces.items()}
-            self.checkpoint = Checkpoint(self.newest, self.tokens, self.last_delta, len(self.marks), pieces)
+            told = self.told.length
+            self.checkpoint = Checkpoint(self.newest, self.tokens, self.last_delta, len(self.marks), pieces, told)
         self.version = version
         self.marks.append((self.tokens, version))
 
@@ -185,7 +203,17 @@ class Attempt:
         self.pieces = {name: self.pieces[name] for name in kept.pieces}
         for name, sizes in kept.pieces.items():
             self.pieces[name].cut(*sizes)
+        self.told.cut(kept.told)
         return True
+
+    def say(self, text: str) -> None:
+        """The next event's text, a delta."""
+        self.fresh = text if self.seam is None else self.seam.delta(text)
+        self.told.add(self.fresh)
+
+    def since(self, text: str) -> str:
+        """All of its text in the client's view, when `text` is all that the worker has told."""
+        return text if self.seam is None else self.seam.whole(text)
 
     def spans(self) -> list[Span]:
         """Which weights made this attempt's tokens, in its own coordinates."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec import UNSET, Raw
 
-from dyn_relay.formats.base import CannotComplete, End, Event, Verdict
+from dyn_relay.formats.base import CannotComplete, End, Event, Outbound, Verdict
 from dyn_relay.formats.sglang.detection import spoken, told
 from dyn_relay.formats.sglang.dialect import Dialect, deltas
 from dyn_relay.formats.sglang.events import (
@@ -41,6 +41,7 @@ from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.spans import shift
 from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import (
+    Fields,
     Foreign,
     NotJson,
     number,
@@ -104,10 +105,40 @@ class Reader:
         elif not self.streaming:
             self._take = self._folded
         else:
-            self._take = self._plain if attempt.rid == self.rid and not attempt.base else self._rebased
+            plain = attempt.rid == self.rid and not attempt.base and not self._request.hides_prompt
+            self._take = self._plain if plain else self._rebased
+
+    @property
+    def question(self) -> Outbound | None:
+        """What the worker must be asked before more of its answer is taken."""
+        seam = self._attempt.seam
+        return seam.question if seam is not None and self.end is None else None
 
     def feed(self, events: Sequence[Event], now: float) -> bytes:
         """Take whole events; return what the client's body gets."""
+        seam = self._attempt.seam
+        if seam is not None:
+            try:
+                events = seam.take(events)
+            except UNREADABLE as exc:
+                self._stop(End.GARBAGE, str(exc))
+                return b""
+        return self._read(events, now)
+
+    def reply(self, status: int, data: bytes, now: float) -> bytes:
+        """The answer to `question`; return what the client's body gets. Raises `CannotComplete`."""
+        seam = self._attempt.seam
+        assert seam is not None
+        try:
+            before, after = seam.reply(status, data)
+        except UNREADABLE as exc:
+            self._stop(End.REFUSED, str(exc))
+            return b""
+        out = self._read(before, now)
+        seam.meet()
+        return out + self._read(after, now)
+
+    def _read(self, events: Sequence[Event], now: float) -> bytes:
         out: list[bytes] = []
         try:
             for whole, data in events:
@@ -152,7 +183,9 @@ class Reader:
     @property
     def answering(self) -> bool:
         """An event of the current attempt came: counted, waiting for the one that shows its dialect, or an echo."""
-        return self._attempt.events > 0 or bool(self._attempt.held) or self._finished
+        attempt = self._attempt
+        waits = bool(attempt.held) or (attempt.seam is not None and attempt.seam.waits)
+        return attempt.events > 0 or waits or self._finished
 
     def _rebased(self, whole: bytes, data: bytes, now: float) -> bytes:
         attempt = self._attempt
@@ -205,7 +238,7 @@ class Reader:
 
     def _view(self, now: float, before: int) -> View:
         dialect = self._dialect or self._attempt.dialect or self._attempt.hint or Dialect.CUMULATIVE
-        return View(self._ledger, self._attempt, dialect, self.rid, now, before)
+        return View(self._ledger, self._attempt, dialect, self.rid, now, before, self._request.hides_prompt)
 
     def _account(self, data: bytes, now: float, whole: bytes) -> int | None:
         """Check an event and count it. Returns the attempt's tokens before it; None if it is no part of an answer.
@@ -241,6 +274,8 @@ class Reader:
             if len(ids) != total - before:
                 raise ValueError(f"{len(ids)} ids where completion_tokens went from {before} to {total}")
             self._ledger.ids.extend(ids)
+            if self._ledger.text and isinstance(event, Delta):
+                attempt.say(event.text)
         else:
             if attempt.dialect is None:
                 self._learn(data, ids, before, total)
@@ -297,12 +332,28 @@ class Reader:
             # Its ids so far were only counted: those of the first event, which said everything there was.
             self._ledger.ids.extend(_ids.decode(read(whole_decoder, attempt.newest).output_ids))
             self._ledger.ids.extend(_ids.decode(ids))
+            self._learn_text(data)
         if self._dialect is None:
             self._dialect = attempt.dialect
         for name in list(attempt.pieces):
             known = attempt.dialect.ids_are_deltas if name == IDS else attempt.dialect.rows_are_deltas
             if not known:
                 del attempt.pieces[name]
+
+    def _learn_text(self, data: bytes) -> None:
+        """The second growing event has shown that ids are deltas: its text is one as well, if the worker says so."""
+        attempt = self._attempt
+        if not self._ledger.text:
+            return
+        if attempt.hint is not Dialect.INCREMENTAL:
+            # There were releases that repeated the text.
+            if attempt.base:
+                raise ValueError("its ids are deltas, its text may be none")
+            self.verdict = Verdict("text")
+        if self.streaming and (self._dialect is None or self._dialect.ids_are_deltas):
+            attempt.told.forget()
+        attempt.told.add(attempt.opening[attempt.told.length :])
+        attempt.say(_text_of(read_fields(data)))
 
     def _first(self, data: bytes, now: float) -> None:
         """The first event of an attempt: the prompt's metadata, and whether the answer can be continued at all."""
@@ -316,14 +367,31 @@ class Reader:
             if sent is not None and told is not None and told != sent + self._attempt.base:
                 # A worker that cuts long prompts short, say, would go on with another answer.
                 raise Foreign(f"a prompt of {told} tokens is not the one that was sent")
+            if ("text" in top) != ledger.text:
+                raise Foreign("an answer with text cannot be continued without, nor one without with it")
+            self._open(top)
             return
-        if "text" in top:
+        ledger.text = "text" in top
+        self._open(top)
+        if ledger.text and self._attempt.hint is None:
             self.verdict = Verdict("text")
+        if self._request.by_text:
+            if "prompt_token_ids" in top:
+                self._request.learn_prompt(top["prompt_token_ids"])
+                self.prompt_tokens = self._request.prompt_tokens
+            else:
+                self.verdict = Verdict("text")
         snapshot(ledger, top, meta)
         self.cached_tokens = number(meta, "cached_tokens")
         clock = plain(meta[SENT]) if SENT in meta else None
         if self._sent is None and isinstance(clock, int | float):
             self._sent = clock, now
+
+    def _open(self, top: Fields) -> None:
+        attempt = self._attempt
+        if self._ledger.text:
+            text = _text_of(top)
+            attempt.opening = text if attempt.seam is None else attempt.seam.begin(text)
 
     def _gather(self, data: bytes) -> None:
         """Keep an event's deltas where the client's view needs the whole lists."""
@@ -331,8 +399,6 @@ class Reader:
         if attempt.dialect is Dialect.CUMULATIVE or attempt.echo:
             return
         top = read_fields(data)
-        if "text" in top:
-            attempt.text.append(str(plain(top["text"])))
         lists = {IDS: top[IDS]}
         if attempt.dialect is not Dialect.MIXED:
             meta = read_fields(top["meta_info"])
@@ -381,6 +447,9 @@ class Reader:
         attempt, ledger = self._attempt, self._ledger
         top = read_fields(attempt.newest)
         meta = read_fields(top["meta_info"])
+        if ledger.text and not attempt.deltas:
+            attempt.told.add(attempt.since(_text_of(top))[attempt.told.length :])
+        ledger.told.join(attempt.told)
         if self._dialect is None:
             self._dialect = attempt.dialect or told(attempt.hint, attempt.newest)
             self._deltas_said = self._deltas_said or attempt.hint is Dialect.INCREMENTAL
@@ -414,3 +483,7 @@ class Reader:
         else:
             rows.add(value)
         self._ledger.rows.setdefault(name, Rows()).extend(rows)
+
+
+def _text_of(top: Fields) -> str:
+    return str(plain(top["text"])) if "text" in top else ""

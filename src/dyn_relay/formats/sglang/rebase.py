@@ -155,12 +155,16 @@ class View:
     now: float
     #: The attempt's tokens before this event.
     before: int = 0
+    #: The client has not asked for the prompt's ids.
+    hides_prompt: bool = False
 
     def event(self, data: bytes) -> tuple[Fields, Fields]:
         """An event's (top level, meta_info) in the client's view. Raises `Foreign`, `NotJson`."""
         top = read_fields(data)
         meta = read_fields(top["meta_info"])
         attempt = self.attempt
+        if self.hides_prompt:
+            top.pop("prompt_token_ids", None)
         if not attempt.number and not attempt.echo and self.dialect is attempt.dialect is Dialect.CUMULATIVE:
             # The whole lists of a first attempt are what the client sees; only the name is not.
             if "id" in meta:
@@ -168,8 +172,8 @@ class View:
             return {**top, "meta_info": Raw(write(meta))}, meta
         meta = self.meta(meta)
         body = dict(top)
-        if self.attempt.base and not self.attempt.echo:
-            body.pop("text", None)  # only answers without text are continued
+        if "text" in body:
+            body["text"] = raw(self._text(str(plain(body["text"]))))
         body[IDS] = self._ids(top[IDS])
         if self.ledger.first is not None and body.pop("prompt_token_ids", None) is not None:
             body.update(self.ledger.first_body)
@@ -215,6 +219,17 @@ class View:
             case Rule.ROWS | None:
                 return self._rows(name, value, known=kind is Rule.ROWS) if is_list(value) else value
         return value
+
+    def _text(self, text: str) -> str:
+        attempt, earlier = self.attempt, self.ledger.told
+        if attempt.deltas and not attempt.echo:
+            return attempt.fresh if self.dialect.ids_are_deltas else earlier.whole + attempt.told.whole
+        since = attempt.since(text)
+        if not self.dialect.ids_are_deltas:
+            return earlier.whole + since
+        attempt.fresh = since[attempt.told.length :]
+        attempt.told.add(attempt.fresh)
+        return attempt.fresh
 
     def _ids(self, value: Raw) -> Raw:
         worker = self.attempt.dialect or self.dialect

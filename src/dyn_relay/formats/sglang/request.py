@@ -40,6 +40,7 @@ class Request:
 
     __slots__ = (
         "body",
+        "by_text",
         "content_type",
         "defaults",
         "fields",
@@ -68,6 +69,8 @@ class Request:
         #: The token ids, checked, as the client wrote them; None if there is no single prompt of ids.
         self.prompt: Raw | None = None
         self.prompt_tokens = 0
+        #: The prompt is one text; the engine is asked for its ids (see `learn_prompt`).
+        self.by_text = False
         #: The bounds of all token ids, those of a batch too.
         self.lowest = self.highest = 0
         self.unreadable = self._read(request.headers)
@@ -88,6 +91,7 @@ class Request:
         rid = self.value("rid")
         self.rid = rid if isinstance(rid, str) else ""
         self._read_ids()
+        self.by_text = isinstance(self.value("text"), str) and self.value("input_ids") in (ABSENT, None)
         if not isinstance(stream, bool | Absent):
             return "stream"
         if rid == "" or not isinstance(rid, str | None | Absent):
@@ -161,6 +165,32 @@ class Request:
     def ignore_eos(self) -> bool:
         """No token ends the answer, those of `stop_token_ids` neither."""
         return self.parameter("ignore_eos") is True
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings; empty ones stop nothing."""
+        stop = self.parameter("stop")
+        listed = stop if isinstance(stop, list) else [stop]
+        return tuple(one for one in listed if isinstance(one, str) and one)
+
+    @property
+    def keeps_stops(self) -> bool:
+        """What ended the answer stays in its text."""
+        return self.parameter("no_stop_trim") is True
+
+    @property
+    def hides_prompt(self) -> bool:
+        """The ids of its text are asked for here; the client has not asked."""
+        return self.by_text and not self.asks("return_prompt_token_ids")
+
+    def learn_prompt(self, ids: Raw) -> None:
+        """The ids of the text, as the engine told them. Raises `msgspec.DecodeError`."""
+        self.prompt_tokens = len(_ids.decode(ids))
+        self.prompt = ids.copy()
+
+    def last_ids(self, count: int) -> list[int]:
+        """The prompt's last ids."""
+        return _ids.decode(self.prompt)[-count:] if self.prompt is not None else []
 
     def names_stop(self, token: int) -> bool:
         """True if `token` is among the `stop_token_ids`."""

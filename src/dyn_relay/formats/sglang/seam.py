@@ -1,0 +1,255 @@
+"""Where the text of a continuation meets the text that was told.
+
+An engine's detokenizer takes the last five ids of a prompt as context and tells what the output adds to their text
+(SGLang 0.5.23, `detokenizer_manager.py`). In a continuation these ids are delivered ones, and it cannot know what was
+told of them: half a character may still be owed, whose other half comes now; a leading space may be lost. So its first
+text after a cut is not taken. The ids on both sides of the cut are decoded together, by the worker's own `/detokenize`,
+and what they add to the text that was told is the answer's; from there on the engine's text fits again.
+
+Until then events wait, ids and all, so that the text of what was delivered is never further behind than an engine's.
+That is not long: the first event with text is what is asked about, or the last event.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import msgspec
+
+from dyn_relay.formats.base import CannotComplete, Event, Outbound
+from dyn_relay.formats.sglang.events import DONE, Delta, Kind, delta_decoder, kind
+from dyn_relay.formats.sglang.request import Request
+from dyn_relay.formats.sglang.told import Told
+from dyn_relay.formats.sglang.wire import Foreign, read
+
+#: So many of a prompt's last ids are the context of an output's first ones.
+CONTEXT = 5
+#: Ids before the cut that are decoded, unless that leaves doubts.
+WINDOW = 48
+#: Ids at the cut whose text may be withheld: all but the last byte of a character.
+UNSETTLED = 3
+#: Characters of text that must agree.
+COMPARED = 16
+#: What stands for bytes that are no character yet. Stock withholds a text that ends in it.
+REPLACEMENT = "\ufffd"
+
+_PATH = "/detokenize"
+
+
+class _Texts(msgspec.Struct):
+    text: list[str]
+
+
+_texts = msgspec.json.Decoder(_Texts)
+
+
+class _Finding(enum.Enum):
+    FITS = "fits"
+    LATER = "the text may not be told yet"
+    ENTIRE = "more ids must be looked at"
+
+
+class Seam:
+    """That of one continuation. Every event goes through `take`; while there is a `question`, `reply` comes next.
+
+    `delta` and `whole` give the text of an event that went on.
+    """
+
+    def __init__(
+        self, request: Request, context: Sequence[int], ids: Sequence[int], told: Told, *, deltas: bool
+    ) -> None:
+        """`context`: the prompt's last ids. `ids`: all that were delivered. `deltas`: the worker's texts are deltas.
+
+        Raises `CannotComplete` if a stop string may have begun.
+        """
+        #: What the worker must be asked before more can be taken.
+        self.question: Outbound | None = None
+        self._request = request
+        self._context = list(context[-CONTEXT:])
+        self._left = [*self._context, *ids]
+        #: All delivered ids are decoded, which tells what is owed of their text.
+        self._entire = len(self._left) <= WINDOW
+        self._told = told
+        self._deltas = deltas
+        #: Events that wait: those that were looked at, and those that came after.
+        self._held: list[Event] = []
+        self._later: list[Event] = []
+        #: The output's ids so far, the engine's text of them, and whether they are all.
+        self._ids: list[int] = []
+        self._text = ""
+        self._ended = False
+        self._matched: object = None
+        #: How often the engine has settled text. Text is decoded from where the one before the last was settled on, and
+        #: byte tokens that begin inside a character spell none: after a cut inside one, the second settles that.
+        self._settled = 0
+        #: The text since the cut, and after how many characters of the engine's own that fits again.
+        self._first = ""
+        self._start = 0
+        self._met = self._given = False
+        if _begun(request.stops, told.tail, told.tail):
+            raise CannotComplete("stop")
+
+    @property
+    def waits(self) -> bool:
+        """Something came, and was held back."""
+        return bool(self._held)
+
+    def take(self, events: Sequence[Event]) -> Sequence[Event]:
+        """The events that may go on. Raises `ValueError` for one that cannot be read."""
+        if self._met:
+            return events
+        passed: list[Event] = []
+        for at, event in enumerate(events):
+            if self.question is not None:
+                self._later += events[at:]
+                break
+            if self._holds(event):
+                self._held.append(event)
+            else:
+                passed.append(event)
+        return passed
+
+    def reply(self, status: int, data: bytes) -> tuple[Sequence[Event], Sequence[Event]]:
+        """The answer to the question: the events that go on without text, then, after `meet`, those that go on with it.
+
+        Raises `Foreign`, `NotJson` if the worker cannot tell, `CannotComplete` if the text cannot be made exact.
+        """
+        self.question = None
+        if status != 200:
+            raise Foreign(f"{_PATH} gave {status}")
+        texts = read(_texts, data).text
+        if len(texts) != UNSETTLED + 3:
+            raise Foreign(f"{_PATH} gave {len(texts)} texts for {UNSETTLED + 3} lists")
+        match self._find(texts[0], texts[1], texts[2:]):
+            case _Finding.ENTIRE:
+                self._entire = True
+                self._ask()
+                return (), ()
+            case _Finding.LATER:
+                later, self._later = self._later, []
+                return self.take(later), ()
+        held, self._held = self._held, []
+        later, self._later = self._later, []
+        return held[:-1], [*held[-1:], *later]
+
+    def meet(self) -> None:
+        """The next event is the first one with text."""
+        self._met = not self._held and self.question is None
+
+    def begin(self, text: str) -> str:
+        """What the first event adds, whether its text is a delta or not."""
+        self._given = self._met
+        return self.whole(text)
+
+    def delta(self, text: str) -> str:
+        """What any other event adds, if its text is a delta; asked once for each."""
+        if not self._met:
+            return ""
+        if self._given:
+            return text
+        self._given = True
+        return self._first
+
+    def whole(self, text: str) -> str:
+        """The text since the cut, when `text` is all that the worker has told."""
+        if not self._met:
+            return ""
+        if len(text) >= self._start:
+            return self._first + text[self._start :]
+        return self._first[: max(len(self._first) - self._start + len(text), 0)]  # a stop string was trimmed
+
+    def _holds(self, event: Event) -> bool:
+        """Look at an event: does it wait? If it shows text, or is the last one, ask."""
+        data = event[1]
+        if not data:
+            return False
+        if data == DONE:
+            return bool(self._held)
+        piece = read(delta_decoder, data)
+        word = kind(piece)
+        if word is Kind.ERROR or piece.meta_info is None:
+            self._held.clear()  # nothing of it was counted
+            return False
+        before = len(self._text)
+        self._read(piece, word)
+        if len(self._text) > before or self._ended:
+            self._ask()
+        return True
+
+    def _read(self, piece: Delta, word: Kind) -> None:
+        meta, ids = piece.meta_info, piece.output_ids
+        assert meta is not None
+        self._ended = word is not Kind.PROGRESS
+        self._matched = meta.finish_reason and meta.finish_reason.matched
+        if word is Kind.ABORT_ECHO:  # all text, and one id that is known
+            self._text = piece.text
+            return
+        if not isinstance(ids, list):
+            raise Foreign("an event without output_ids")
+        self._text = self._text + piece.text if self._deltas else piece.text
+        self._ids = [*self._ids, *ids] if self._deltas else ids
+        if len(self._ids) != meta.completion_tokens:
+            raise ValueError(f"{len(self._ids)} ids where completion_tokens is {meta.completion_tokens}")
+
+    def _ask(self) -> None:
+        new = self._ids
+        if type(self._matched) is int and not self._request.keeps_stops:
+            new = new[:-1]
+        left = self._left if self._entire else self._left[-WINDOW:]
+        shorter = [left[: len(left) - less] for less in range(UNSETTLED + 1)]
+        skip = self._request.parameter("skip_special_tokens") is not False
+        body = {"tokens": [[*left, *new], self._context, *shorter], "skip_special_tokens": skip}
+        self.question = Outbound("POST", _PATH, msgspec.json.encode(body))
+
+    def _find(self, both: str, context: str, left: Sequence[str]) -> _Finding:
+        """What the texts say of all ids, of the prompt's last ones, and of those before the cut, whole and shortened.
+
+        Raises `CannotComplete`.
+        """
+        if both.endswith(REPLACEMENT) and not self._ended:
+            return _Finding.LATER
+        settled = next((text for text in left if not text.endswith(REPLACEMENT)), None)
+        clean = settled == left[0]
+        end = len(context) + self._told.length if self._entire else len(left[0])
+        if not self._agree(both, settled, end) or (clean and end != len(left[0])):
+            if not self._entire:
+                return _Finding.ENTIRE
+            raise CannotComplete("text")
+        if not clean and not self._entire:
+            return _Finding.ENTIRE
+        added = both[end:]
+        if not clean and both.endswith(REPLACEMENT):
+            raise CannotComplete("text")  # what bytes that are no character spell depends on those around them
+        self._settled += bool(added)
+        if not self._ended and self._settled < (1 if clean else 2):
+            return _Finding.LATER
+        owed = 0 if clean else max(len(settled or "") - end, 0) + 1
+        if owed and _begun(self._request.stops, self._told.tail, self._told.tail + added, owed):
+            raise CannotComplete("stop")
+        self._first, self._start = self._trimmed(added), len(self._text)
+        return _Finding.FITS
+
+    def _agree(self, both: str, settled: str | None, end: int) -> bool:
+        """Is what was told what the ids before the cut spell, up to `end` in `both`?"""
+        told = self._told
+        compared = min(len(told.tail), COMPARED) if self._entire else COMPARED
+        tail = told.tail[len(told.tail) - compared :]
+        same = len(tail) == compared and both[:end].endswith(tail)
+        return same and settled is not None and end <= len(both) and both.startswith(settled)
+
+    def _trimmed(self, text: str) -> str:
+        """Up to the stop string, if that ended the answer."""
+        matched = self._matched
+        if not isinstance(matched, str) or matched not in text:
+            return text
+        return text[: text.index(matched) + (len(matched) if self._request.keeps_stops else 0)]
+
+
+def _begun(stops: Sequence[str], before: str, text: str, more: int = 0) -> bool:
+    """May a stop string be in `text` of which a part is in `before`, or in `more` characters after it?
+
+    An engine that continues has not seen that part, and would miss it.
+    """
+    starts = range(len(before) + more)
+    return any(text.startswith(stop, at) or stop.startswith(text[at:]) for stop in stops for at in starts)
