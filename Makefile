@@ -16,7 +16,7 @@ test: $(STAMP)
 laws: $(STAMP)
 	$(BIN)/pytest properties --dyn-seed $$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 
-# Ten bugs planted in the proxy, one at a time: the simulator must find each (some minutes).
+# Twenty bugs planted in the proxy, one at a time: the simulator must find each (some minutes).
 mutants: $(STAMP)
 	$(BIN)/python tests/mutants/hunt.py
 

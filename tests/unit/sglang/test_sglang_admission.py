@@ -182,9 +182,15 @@ def test_batch(body: object) -> None:
 
 
 @pytest.mark.parametrize("body", [{"text": "hi"}, {"text": "x" * 10_000}, {"text": "", "input_ids": None}])
-def test_text(body: object) -> None:
-    """E7, N5."""
-    assert verdict(body) == "text"
+def test_text(body: dict[str, Any]) -> None:
+    """E7, N5: the ids of a text are asked for."""
+    assert verdict({**body, "sampling_params": {"max_new_tokens": 9}}) == ""
+
+
+@pytest.mark.parametrize("text", [5, True, {"a": 1}])
+def test_text_that_is_none(text: object) -> None:
+    assert verdict({"text": text}) == "text"
+    assert verdict({**PLAIN, "text": text}) == ""
 
 
 @pytest.mark.parametrize(
@@ -284,8 +290,27 @@ def test_an_unresolved_budget(traits: Traits) -> None:
 
 
 def test_worker_with_a_tokenizer() -> None:
-    assert verdict(PLAIN, Traits(text=True)) == "text"
+    assert verdict(PLAIN, Traits(text=True)) == ""
     assert verdict(PLAIN, Traits(text=False)) == ""
+
+
+@pytest.mark.parametrize(
+    ("stop", "version", "reason"),
+    [
+        ("END", "0.5.23", ""),
+        (["END", ""], "0.6.1", ""),
+        (["END"], "0.5.22", "stop"),
+        (["END"], None, "stop"),
+        ([5], "0.5.23", "stop"),
+        ({"a": 1}, "0.5.23", "stop"),
+        ("x" * 257, "0.5.23", "stop"),
+        ([], None, ""),
+        ("", None, ""),
+    ],
+)
+def test_stop_strings(stop: object, version: str | None, reason: str) -> None:
+    """E6: where an engine holds back what may become one."""
+    assert verdict(sampling("stop", stop), Traits(version=version, sampling_defaults={})) == reason
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_the_name_that_the_relay_chooses(rid: bytes) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_what_is_not_migratable_keeps_its_name(stream: bool) -> None:
-    body = dumps({"rid": "r", "text": "x", "stream": stream})
+    body = dumps({"rid": "r", "input_ids": [1], "sampling_params": {"regex": "x"}, "stream": stream})
     exchange = opened(body)
     assert exchange.dispatch(NEW, "other", 0.0).body == body
     if stream:

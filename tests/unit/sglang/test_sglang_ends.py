@@ -324,20 +324,20 @@ def test_a_stream_answered_in_one_piece() -> None:
 
 # Requests that are not continued ------------------------------------------------------------------------------------
 
-TEXT = {"text": "hi", "stream": True}
+REGEX = {"input_ids": [1], "sampling_params": {"regex": "x"}, "stream": True}
 
 
 def test_not_migratable_streams_pass_whole() -> None:
-    exchange = opened(TEXT)
-    assert exchange.dispatch(UNKNOWN, "x", 0.0).body == dumps(TEXT)
+    exchange = opened(REGEX)
+    assert exchange.dispatch(UNKNOWN, "x", 0.0).body == dumps(REGEX)
     assert exchange.head(200, SSE_HEAD) is Reading.EVENTS
     events = Engine().events({"rid": "x", "input_ids": [1], "sampling_params": {"max_new_tokens": 3}})
     strange: Event = (b"data: {strange\n\n", b"{strange")
     assert exchange.feed([events[0], strange], 1.0) == events[0][0] + strange[0]
     assert exchange.delivered == 1
-    with pytest.raises(CannotComplete, match="text"):
+    with pytest.raises(CannotComplete, match="regex"):
         exchange.complete(2.0)
-    with pytest.raises(CannotComplete, match="text"):
+    with pytest.raises(CannotComplete, match="regex"):
         exchange.dispatch(UNKNOWN, "y", 2.0)
     assert exchange.abort(2.0) is None
     assert exchange.feed(events[1:-1], 1.0) == b"".join(raw for raw, _ in events[1:-1])
@@ -347,13 +347,13 @@ def test_not_migratable_streams_pass_whole() -> None:
 
 def test_not_migratable_and_nothing_shown_goes_elsewhere() -> None:
     """A8 for requests that are not continued: before the first token every worker is as good."""
-    exchange = opened(TEXT)
+    exchange = opened(REGEX)
     exchange.dispatch(UNKNOWN, "x", 0.0)
     exchange.head(200, SSE_HEAD)
     assert exchange.feed([abort("The request queue is full.", 503), DONE], 1.0) == b""
     assert exchange.end is End.BUSY
     assert exchange.complete(2.0) is None
-    assert exchange.dispatch(UNKNOWN, "y", 2.0).body == dumps(TEXT)
+    assert exchange.dispatch(UNKNOWN, "y", 2.0).body == dumps(REGEX)
     assert exchange.end is None
 
 
@@ -376,7 +376,7 @@ def test_choices_of_a_batch_pass_with_their_errors() -> None:
 @pytest.mark.parametrize("body", [b"", b'{"output_ids":[1,2', b": comment\n\n"])
 def test_a_refused_answer_that_is_none_is_not_handed_on(body: bytes) -> None:
     """A2: half an answer, whose end nobody told, and no answer at all."""
-    exchange = opened({"text": "x"})
+    exchange = opened({**REGEX, "stream": False})
     exchange.dispatch(UNKNOWN, "x", 0.0)
     assert exchange.head(200, JSON_HEAD) is Reading.WHOLE
     exchange.body(body, 1.0)
@@ -384,7 +384,7 @@ def test_a_refused_answer_that_is_none_is_not_handed_on(body: bytes) -> None:
 
 
 def test_a_refused_answer_is_the_workers_own() -> None:
-    exchange = opened({"text": "x"})
+    exchange = opened({**REGEX, "stream": False})
     exchange.dispatch(UNKNOWN, "x", 0.0)
     exchange.head(200, JSON_HEAD)
     whole = b'[ {"meta_info": {"completion_tokens": 1e999}} ]'

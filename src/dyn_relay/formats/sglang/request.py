@@ -91,7 +91,7 @@ class Request:
         rid = self.value("rid")
         self.rid = rid if isinstance(rid, str) else ""
         self._read_ids()
-        self.by_text = isinstance(self.value("text"), str) and self.value("input_ids") in (ABSENT, None)
+        self.by_text = bytes(self.fields.get("text", NULL))[:1] == b'"' and self.value("input_ids") in (ABSENT, None)
         if not isinstance(stream, bool | Absent):
             return "stream"
         if rid == "" or not isinstance(rid, str | None | Absent):
