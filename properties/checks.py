@@ -10,10 +10,10 @@ from dyn_testkit.oracle import Oracle
 ORACLE = Oracle(some.MODEL)
 
 
-def equivalence(backend):
+def equivalence(backend, oracle=ORACLE):
     def check(case):
         seen = backend.observe(case)
-        laws.equivalence(seen, ORACLE)
+        laws.equivalence(seen, oracle)
         return seen
 
     return check

@@ -30,23 +30,32 @@ _SETTINGS = settings(
 )
 
 
-def for_all(check: Callable[..., None], *strategies: SearchStrategy[Any], begin: Iterable[Any] = ()) -> None:
+def for_all(
+    check: Callable[..., None], *strategies: SearchStrategy[Any], begin: Iterable[Any] = (), times: int = 1
+) -> None:
     """Run `check` on examples of one or two strategies. Raises what the smallest failing one raises.
 
-    `begin`: examples of a single strategy that are tried first.
+    `begin`: examples of a single strategy that are tried first. `times`: so many times as many as usual.
     """
     # Hypothesis wants to see the names of the parameters.
     test = (lambda case: check(case)) if len(strategies) == 1 else (lambda one, other: check(one, other))
     test.__name__ = check.__qualname__.partition(".")[0].strip("<>")  # failures are remembered under this name
     for value in begin:
         test = example(value)(test)
-    seed(SEED ^ crc32(check.__qualname__.encode()))(_SETTINGS(given(*strategies)(test)))()
+    many = settings(_SETTINGS, max_examples=EXAMPLES * times)
+    seed(SEED ^ crc32(check.__qualname__.encode()))(many(given(*strategies)(test)))()
 
 
-def prove(check: Callable[..., Observed], *strategies: SearchStrategy[Any], sometimes: Iterable[str] = ()) -> None:
+def prove(
+    check: Callable[..., Observed],
+    *strategies: SearchStrategy[Any],
+    sometimes: Iterable[str] = (),
+    begin: Iterable[Any] | None = None,
+    times: int = 1,
+) -> None:
     """`for_all`, where each check returns what it observed, and each goal must be met at least once.
 
-    Checks of one case begin with the hard cases.
+    Checks of one case begin with the hard cases, if there are no others.
     """
     goals = Sometimes(sometimes)
 
@@ -54,6 +63,7 @@ def prove(check: Callable[..., Observed], *strategies: SearchStrategy[Any], some
     def watched(*values: Any) -> None:
         goals.watch(check(*values))
 
-    for_all(watched, *strategies, begin=hard() if len(strategies) == 1 else ())
+    begin = (hard() if len(strategies) == 1 else ()) if begin is None else begin
+    for_all(watched, *strategies, begin=begin, times=times)
     if EXAMPLES >= ENOUGH:
         goals.verify()

@@ -84,15 +84,15 @@ def _directed(stage: Stage):
 class Simulated:
     """A new world for each case, in no real time. Four workers, so that every attempt has one of its own."""
 
-    def __init__(self, **config):
-        self._config = config
+    def __init__(self, options=OPTIONS, **config):
+        self._options, self._config = options, config
 
     def observe(self, case):
         return trio.run(partial(self._observe, case), clock=MockClock(autojump_threshold=0))
 
     async def _observe(self, case):
         network = SimNetwork(1, Link(fragmentation=case.fragmentation))
-        stage = Stage(network, [case.dialect(number) for number in range(4)], OPTIONS, "w{}", 30000)
+        stage = Stage(network, [case.dialect(number) for number in range(4)], self._options, "w{}", 30000)
         with _directed(stage), trio.fail_after(_FOREVER):
             async with proxied(network, stage, "proxy", 30000, **self._config) as level:
                 return await level.observe(case)

@@ -47,8 +47,8 @@ class Oracle:
     tokens_per_tick: int = 1
 
     def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The whole answer to a single, valid request with ids."""
-        prompt: list[int] = body["input_ids"]
+        """The whole answer to a single, valid request, with ids or with a text."""
+        prompt = self.prompt(body)
         sampling = Sampling.parse(body.get("sampling_params") or {}, self.defaults)
         tokenizer = self.tokenizer or PLAIN
         adapter = body.get("lora_path") or ""
@@ -75,6 +75,13 @@ class Oracle:
         if body.get("return_prompt_token_ids"):
             value["prompt_token_ids"] = prompt
         return value
+
+    def prompt(self, body: Mapping[str, Any]) -> list[int]:
+        """The ids of its prompt."""
+        if body.get("input_ids") is not None:
+            return list(body["input_ids"])
+        tokenizer = self.tokenizer or PLAIN
+        return [*tokenizer.prefix, *tokenizer.encode(body["text"])]
 
     def _logprobs(self, body: Mapping[str, Any], prompt: list[int], steps: list[engine.Step]) -> dict[str, Any]:
         start = body.get("logprob_start_len")

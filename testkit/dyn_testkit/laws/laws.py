@@ -66,7 +66,7 @@ def equivalence(seen: Observed, oracle: Oracle) -> None:
 
 def _read_as(values: list[dict[str, Any]], wanted: Mapping[str, Any], dialect: Dialect) -> str:
     """What is wrong with a stream if it is spoken in `dialect`; "" for nothing."""
-    before = 0
+    before, text = 0, ""
     name = values[0]["meta_info"]["id"]
     for at, value in enumerate(values):
         meta = value["meta_info"]
@@ -76,10 +76,18 @@ def _read_as(values: list[dict[str, Any]], wanted: Mapping[str, Any], dialect: D
             return wrong or f"event {at}: completion_tokens went back from {before} to {total}"
         expected = _event(wanted, before, total, dialect, last=at == len(values) - 1)
         expected["meta_info"].setdefault("id", name)
+        if "text" in value and "text" in wanted:
+            text = value["text"] if dialect == "cumulative" else text + value["text"]
+            # How much of it is told when hangs on where characters end; none is taken back.
+            if not wanted["text"].startswith(text):
+                return f"event {at}, read as {dialect}: text {text!r}, want {wanted['text']!r}"
+            expected["text"] = value["text"]
         found = differences(value, expected)
         if found:
             return f"event {at}, read as {dialect}: {'; '.join(found)}"
         before = total
+    if text != wanted.get("text", ""):
+        return f"read as {dialect}: the text ends with {text[-20:]!r}, not with {wanted['text'][-20:]!r}"
     return ""
 
 

@@ -10,6 +10,7 @@ from dyn_testkit.client import Response
 from dyn_testkit.engine import DEFAULT_MAX_NEW_TOKENS
 from dyn_testkit.laws.answers import ended, parsed, skim
 from dyn_testkit.laws.wire import Reading
+from dyn_testkit.tokenizer import PLAIN, Tokenizer
 
 #: What a continuation may say differently from the client.
 _OURS = {"rid", "stream", "input_ids", "sampling_params", "logprob_start_len", "text", "kv_hints", "routed_dp_rank"}
@@ -19,12 +20,17 @@ _OURS_IN_SAMPLING = {"max_new_tokens", "min_new_tokens", "stream_interval"}
 class SGLang:
     """Implements `Wire`."""
 
+    def __init__(self, tokenizer: Tokenizer = PLAIN) -> None:
+        """`tokenizer`: the workers', for prompts that are texts."""
+        self._tokenizer = tokenizer
+
     def __repr__(self) -> str:
         return "SGLANG"
 
     def prompt(self, body: bytes) -> list[int]:
-        ids: list[int] = json.loads(body)["input_ids"]
-        return ids
+        value = json.loads(body)
+        ids: list[int] | None = value.get("input_ids")
+        return [*self._tokenizer.prefix, *self._tokenizer.encode(value["text"])] if ids is None else ids
 
     def budget(self, body: bytes) -> int:
         sampling = json.loads(body).get("sampling_params") or {}

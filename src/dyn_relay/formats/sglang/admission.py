@@ -104,7 +104,8 @@ def _stop(request: Request, traits: Traits) -> bool:
     if value is ABSENT or value in (None, "", []):
         return False
     unread = not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(one, str) for one in value))
-    return unread or release(traits.version) < _HOLDS_BACK or any(len(one) > Told.KEPT for one in request.stops)
+    hard = any(len(one) > Told.KEPT or not (request.stream or one[1:].isascii()) for one in request.stops)
+    return unread or hard or release(traits.version) < _HOLDS_BACK
 
 
 _BODY, _TOP, _SAMPLING = "request", "top level", "`sampling_params`"
@@ -115,7 +116,8 @@ _PAIR = "the client drives a prefill/decode pair itself; a room used twice can c
 _STOP = "only tokens of this request are searched; a match across the cut would be missed"
 _STRINGS = (
     "an engine that holds no event back while a stop string may have begun could be cut in the midst of one, and a "
-    "continuation would not find it"
+    "continuation would not find it; of a string whose characters have several tokens a stream may tell the beginning, "
+    "which a unary answer never has"
 )
 _THINK = "the thinking counter and its grammar start with the request"
 _INTERNAL = "worker-internal input that the delivered tokens do not extend"
@@ -182,7 +184,8 @@ TABLE: tuple[Row, ...] = (
         "stop",
         _SAMPLING,
         'not `null`, `""` or `[]`, and the worker has not said that it is SGLang '
-        f"{'.'.join(map(str, _HOLDS_BACK))} or later; a string of more than {Told.KEPT} characters",
+        f"{'.'.join(map(str, _HOLDS_BACK))} or later; a string of more than {Told.KEPT} characters; not streaming, a "
+        "string with other than ASCII characters after its first",
         _STRINGS,
         _stop,
     ),

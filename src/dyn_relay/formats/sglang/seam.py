@@ -25,8 +25,8 @@ from dyn_relay.formats.sglang.wire import Foreign, read
 
 #: So many of a prompt's last ids are the context of an output's first ones.
 CONTEXT = 5
-#: Ids before the cut that are decoded, unless that leaves doubts.
-WINDOW = 48
+#: Ids before the cut that are decoded; and how many, if that leaves doubts. All are then decoded once, too.
+WINDOW, WIDE = 48, 2048
 #: Ids at the cut whose text may be withheld: all but the last byte of a character.
 UNSETTLED = 3
 #: Characters of text that must agree.
@@ -35,6 +35,7 @@ COMPARED = 16
 REPLACEMENT = "\ufffd"
 
 _PATH = "/detokenize"
+_LISTS = UNSETTLED + 1
 
 
 class _Texts(msgspec.Struct):
@@ -68,6 +69,7 @@ class Seam:
         self._request = request
         self._context = list(context[-CONTEXT:])
         self._left = [*self._context, *ids]
+        self._window = WINDOW
         #: All delivered ids are decoded, which tells what is owed of their text.
         self._entire = len(self._left) <= WINDOW
         self._told = told
@@ -119,11 +121,11 @@ class Seam:
         if status != 200:
             raise Foreign(f"{_PATH} gave {status}")
         texts = read(_texts, data).text
-        if len(texts) != UNSETTLED + 3:
-            raise Foreign(f"{_PATH} gave {len(texts)} texts for {UNSETTLED + 3} lists")
-        match self._find(texts[0], texts[1], texts[2:]):
+        if len(texts) != 2 * _LISTS + 2:
+            raise Foreign(f"{_PATH} gave {len(texts)} texts for {2 * _LISTS + 2} lists")
+        match self._find(texts[:_LISTS], texts[_LISTS:-2], *texts[-2:]):
             case _Finding.ENTIRE:
-                self._entire = True
+                self._entire, self._window = True, WIDE
                 self._ask()
                 return (), ()
             case _Finding.LATER:
@@ -196,47 +198,57 @@ class Seam:
         new = self._ids
         if type(self._matched) is int and not self._request.keeps_stops:
             new = new[:-1]
-        left = self._left if self._entire else self._left[-WINDOW:]
-        shorter = [left[: len(left) - less] for less in range(UNSETTLED + 1)]
+        left = self._left[-self._window :]
+        whole = [*left, *new]
+        lists = [ids[: len(ids) - less] for ids in (left, whole) for less in range(_LISTS)]
+        lists += [self._context, [*self._left, *new] if self._entire else []]
         skip = self._request.parameter("skip_special_tokens") is not False
-        body = {"tokens": [[*left, *new], self._context, *shorter], "skip_special_tokens": skip}
-        self.question = Outbound("POST", _PATH, msgspec.json.encode(body))
+        body = msgspec.json.encode({"tokens": lists, "skip_special_tokens": skip})
+        self.question = Outbound("POST", _PATH, body)
 
-    def _find(self, both: str, context: str, left: Sequence[str]) -> _Finding:
-        """What the texts say of all ids, of the prompt's last ones, and of those before the cut, whole and shortened.
+    def _find(self, left: Sequence[str], both: Sequence[str], context: str, entire: str) -> _Finding:
+        """What the texts say: of ids before the cut, with those after it (each whole and shortened), and of all.
 
         Raises `CannotComplete`.
         """
-        if both.endswith(REPLACEMENT) and not self._ended:
+        if both[0].endswith(REPLACEMENT) and not self._ended:
             return _Finding.LATER
-        settled = next((text for text in left if not text.endswith(REPLACEMENT)), None)
-        clean = settled == left[0]
-        end = len(context) + self._told.length if self._entire else len(left[0])
-        if not self._agree(both, settled, end) or (clean and end != len(left[0])):
-            if not self._entire:
+        clean, tail = not left[0].endswith(REPLACEMENT), self._told.tail
+        sure = self._add_up(left, both)
+        if not self._entire:
+            compared = tail[-COMPARED:]
+            if not clean or not sure or len(compared) < COMPARED or not left[0].endswith(compared):
                 return _Finding.ENTIRE
-            raise CannotComplete("text")
-        if not clean and not self._entire:
-            return _Finding.ENTIRE
-        added = both[end:]
-        if not clean and both.endswith(REPLACEMENT):
-            raise CannotComplete("text")  # what bytes that are no character spell depends on those around them
+            owed, added = 0, both[0][len(left[0]) :]
+        else:
+            end = len(context) + self._told.length
+            owed, added = len(entire) - len(both[0]) + len(left[0]) - end, entire[end:]
+            if not sure or not entire[:end].endswith(tail) or (clean and owed):
+                raise CannotComplete("text")
         self._settled += bool(added)
         if not self._ended and self._settled < (1 if clean else 2):
             return _Finding.LATER
-        owed = 0 if clean else max(len(settled or "") - end, 0) + 1
-        if owed and _begun(self._request.stops, self._told.tail, self._told.tail + added, owed):
+        # A stop string that begins in what is owed, or in the character that the cut is inside, would be missed.
+        if not clean and _begun(self._request.stops, tail, tail + added, min(max(owed, 1), len(added))):
             raise CannotComplete("stop")
-        self._first, self._start = self._trimmed(added), len(self._text)
+        first = self._trimmed(added)
+        if len(first) < min(len(added), len(self._text)):
+            # A part of the stop string was told, since half a character after it hid it: that is not taken back.
+            if not clean or not added.startswith(self._text):
+                raise CannotComplete("stop")
+            first = self._text
+        self._first, self._start = first, len(self._text)
         return _Finding.FITS
 
-    def _agree(self, both: str, settled: str | None, end: int) -> bool:
-        """Is what was told what the ids before the cut spell, up to `end` in `both`?"""
-        told = self._told
-        compared = min(len(told.tail), COMPARED) if self._entire else COMPARED
-        tail = told.tail[len(told.tail) - compared :]
-        same = len(tail) == compared and both[:end].endswith(tail)
-        return same and settled is not None and end <= len(both) and both.startswith(settled)
+    def _add_up(self, left: Sequence[str], both: Sequence[str]) -> bool:
+        """Is a text that is whole still the beginning once more ids come?
+
+        Not so for byte tokens of a sentencepiece model: a row of them that is not whole characters spells none at all.
+        """
+        whole = len(self._left) <= self._window
+        settled = next((text for text in left if not text.endswith(REPLACEMENT)), "" if whole else None)
+        last = next((text for text in (*both, *left) if not text.endswith(REPLACEMENT)), settled)
+        return settled is not None and last is not None and both[0].startswith(settled) and both[0].startswith(last)
 
     def _trimmed(self, text: str) -> str:
         """Up to the stop string, if that ended the answer."""
