@@ -13,6 +13,7 @@ from dyn_testkit.engine import Model
 from dyn_testkit.laws import cases as some
 from dyn_testkit.laws.sglang import SGLang
 from dyn_testkit.oracle import Oracle
+from dyn_testkit.simnet import WHOLE, Fragmentation
 from dyn_testkit.strategies import dictionaries
 from dyn_testkit.tokenizer import BYTE_LEVEL
 from dyn_testkit.worker import WorkerOptions
@@ -56,6 +57,8 @@ def dressed(body, asked, sampling):
     return json.dumps({**value, "sampling_params": {**value["sampling_params"], **sampling}}).encode()
 
 
+#: Bytes are cut one by one for the laws of all answers.
+READS = st.sampled_from([WHOLE, Fragmentation(64)])
 BODIES = st.builds(dressed, some.bodies(MODEL), ASKED, SAMPLING)
 
 
@@ -66,7 +69,7 @@ def simulated():
 
 def test_text_is_that_of_the_uninterrupted_run(simulated):
     goals = ["continued", "continued twice", "three kills in one request", "dialect changed across a cut"]
-    cases = some.cases(BODIES, some.plans(where=SPOTS)).map(lambda case: replace(case, wire=WIRE))
+    cases = some.cases(BODIES, some.plans(where=SPOTS), READS).map(lambda case: replace(case, wire=WIRE))
     hard = [
         replace(case, body=dressed(case.body, asked, {}), wire=WIRE)
         for case in some.hard(MODEL)

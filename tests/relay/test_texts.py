@@ -351,3 +351,38 @@ async def test_an_abort_while_no_worker_has_it(autojump_clock, stream):
         assert ORACLE.answer(plain_request(stream))["text"].startswith(value["text"])
         assert "prompt_token_ids" not in value
         assert value["text"]
+
+
+@both
+@kinds
+async def test_a_stop_token(autojump_clock, kind, stream):
+    """It is the answer's last id, and none of its text; with `no_stop_trim` it is."""
+    text = "ab 中é the"
+    model, prompt, count = recital(kind, text)
+    for cut_at in range(1, count):
+        for end in range(cut_at + 1, count + 1):
+            token = model.recites[len(prompt) + end - 1]
+            if token in model.recites[len(prompt) : len(prompt) + end - 1]:
+                continue
+            for keep in (True, False):
+                asked = {"stop_token_ids": [token], "ignore_eos": False, "no_stop_trim": keep}
+                response, body, oracle = await stopped(kind, text, cut_at, stream, **asked)
+                assert judged(response, body, oracle) == [], (cut_at, end, keep)
+
+
+@kinds
+async def test_an_answer_that_ends_inside_a_character(autojump_clock, kind):
+    """Bytes that are no character spell what those around them make of them: exact, or said to be unknown."""
+    text = "aé€😀é😀"
+    _, prompt, count = recital(kind, text)
+    loud = exact = 0
+    for end in range(2, count):
+        for cut_at in range(1, end):
+            response, body, oracle = await stopped(kind, text, cut_at, True, max_new_tokens=end)
+            if b'"reason":"text"' in response.body:
+                loud += 1
+            else:
+                assert judged(response, body, oracle) == [], (cut_at, end)
+                exact += 1
+    assert exact
+    assert bool(loud) == (kind == "sentencepiece")
