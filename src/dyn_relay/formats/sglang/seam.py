@@ -155,11 +155,7 @@ class Seam:
 
     def whole(self, text: str) -> str:
         """The text since the cut, when `text` is all that the worker has told."""
-        if not self._met:
-            return ""
-        if len(text) >= self._start:
-            return self._first + text[self._start :]
-        return self._first[: max(len(self._first) - self._start + len(text), 0)]  # a stop string was trimmed
+        return self._first + text[self._start :] if self._met else ""
 
     def _holds(self, event: Event) -> bool:
         """Look at an event: does it wait? If it shows text, or is the last one, ask."""
