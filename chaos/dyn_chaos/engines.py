@@ -82,9 +82,11 @@ class Stock:
     model: Path
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
+    #: Answers carry text.
+    tokenizer: bool = False
 
     async def start(self, nursery: trio.Nursery, port: int, logs: Path) -> StockServer:
-        """Start one engine in token mode and wait until it serves (20 to 40 s on two cores).
+        """Start one engine and wait until it serves (20 to 40 s on two cores).
 
         `--sleep-on-idle` is stock's own: without it an idle engine keeps one core busy. Raises `NotReady`.
         """
@@ -92,7 +94,8 @@ class Stock:
             *(str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.model)),
             *("--device", "cpu", "--dtype", "float32"),
             *("--cuda-graph-backend-decode", "disabled", "--cuda-graph-backend-prefill", "disabled"),
-            *("--disable-overlap-schedule", "--skip-tokenizer-init", "--sleep-on-idle"),
+            *("--disable-overlap-schedule", "--sleep-on-idle"),
+            *(() if self.tokenizer else ("--skip-tokenizer-init",)),
             *("--max-total-tokens", "16384", "--mem-fraction-static", "0.1"),
             *("--host", "127.0.0.1", "--port", str(port), *self.flags),
         ]

@@ -73,6 +73,7 @@ class Event(_Event, total=False):
     """An event of a stream, or a unary answer."""
 
     prompt_token_ids: list[int]
+    text: str
 
 
 #: How `Incomplete` begins where a stream ends with the engine's own error in place of a finish (SGLang 0.5.23).
@@ -98,6 +99,8 @@ class Answer:
     logprob_dialect: str
     #: Contradictions inside the stream itself.
     defects: list[str] = field(default_factory=list)
+    #: The whole text; None if answers carry none.
+    text: str | None = None
 
     @property
     def metas(self) -> list[dict[str, Any]]:
@@ -172,10 +175,23 @@ def _fold(events: list[dict[str, Any]]) -> Answer:
             logprob_dialect = found if logprob_dialect == EITHER else logprob_dialect
             if found not in (EITHER, logprob_dialect):
                 defects.append(f"{name} streams {found}, the other logprobs {logprob_dialect}")
+    text = _text(events, dialect, defects)
     for event in events:  # a cumulative stream repeats them all in each
         event["output_ids"] = []
         event["meta_info"] |= {name: [] for name in PER_TOKEN if name in event["meta_info"]}
-    return Answer(ids, meta, events, dialect, logprob_dialect, defects)
+    return Answer(ids, meta, events, dialect, logprob_dialect, defects, text)
+
+
+def _text(events: Sequence[dict[str, Any]], dialect: str, defects: list[str]) -> str | None:
+    """The text that the events add up to: deltas where the ids are."""
+    told = [event["text"] for event in events if "text" in event]
+    if not told:
+        return None
+    if dialect == INCREMENTAL:
+        return "".join(told)
+    if not all(after.startswith(before) for before, after in itertools.pairwise(told)):
+        defects.append("text: an event takes back what was sent")
+    return str(told[-1])
 
 
 def _join(name: str, parts: Sequence[list[Any]], totals: Sequence[int], defects: list[str]) -> tuple[list[Any], str]:

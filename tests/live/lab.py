@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import trio
@@ -15,6 +16,7 @@ from dyn_chaos.load import Plan
 from dyn_chaos.processes import free_port
 from dyn_testkit import history
 from dyn_testkit.history import Record
+from dyn_testkit.users import Wish, miles, slime, slime_agent
 
 NATIVE = ("--attention-backend", "torch_native")
 
@@ -28,6 +30,8 @@ class Flavour:
     model: str = "qwen3-fp32"
     body: Mapping[str, Any] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    #: With a tokenizer, and the requests of frameworks that read the text.
+    text: bool = False
 
 
 #: The first two are the dialects of SGLang 0.5.23; the others stream cumulatively.
@@ -48,7 +52,18 @@ FLAVOURS = {
         env={"SHIM_SKIP_BATCH_INVARIANT": "1"},
         sampling={"temperature": 1.0, "sampling_seed": 77},
     ),
+    "text": Flavour(text=True),
+    "text-incremental": Flavour((*NATIVE, "--incremental-streaming-output"), text=True),
 }
+
+#: Texts of prompts, in turn. What the random model goes on with are letters, and bytes that are hardly ever characters.
+PROMPTS = (
+    "Hello the world",
+    "caf\u00e9 \U0001f469\u200d\U0001f468 ok",
+    "\ud55c\uad6d\uc5b4",
+    "\u4e2d\u6587 a",
+    "a b c",
+)
 
 
 @dataclass
@@ -81,6 +96,8 @@ class Lab:
     def plans(self, streams: int, tokens: int) -> list[Plan]:
         """The flavour's load."""
         flavour = FLAVOURS[self.flavour]
+        if flavour.text:
+            return _framework_plans(streams, tokens)
         made = []
         for plan in load.plans(streams, tokens):
             sampling = {**plan.body["sampling_params"], **flavour.sampling}
@@ -107,6 +124,23 @@ class Lab:
     def trace(self, case: str) -> Path:
         """The trace that the case's proxy wrote."""
         return self.logs / f"relay-{case}-{self.flavour}.jsonl"
+
+
+def _framework_plans(streams: int, tokens: int) -> list[Plan]:
+    """What slime and miles send, greedily: by ids and by text, unary and streaming, special tokens skipped or not."""
+    random = Random(7)
+    made = []
+    for number in range(streams):
+        user = (slime, slime_agent, miles)[number % 3]
+        key = f"{number:04d}-{user.__name__}"
+        ids = [random.randrange(4, 1024) for _ in range(random.randint(1, 24))]
+        body = user(Wish(ids, tokens, key, stream=number % 2 == 0), random)
+        body["sampling_params"] |= {"temperature": 0.0, "skip_special_tokens": number % 5 == 0}
+        if number % 4 in (1, 2):
+            del body["input_ids"]
+            body["text"] = PROMPTS[number % len(PROMPTS)]
+        made.append(Plan(key, body))
+    return made
 
 
 async def flush(url: str) -> None:

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import click
@@ -35,6 +36,7 @@ from dyn_testkit.history import History, Record, Run
 from dyn_testkit.watch import Watch, started
 
 STREAMS = 16
+KILLS = 20
 TOKENS = 256
 #: Every SSE stream of the load has begun; its unary ones were sent with it.
 BEGUN = STREAMS // 2
@@ -282,6 +284,43 @@ async def poison(lab: Lab, outcome: Outcome) -> None:
         await lab.discard(letter)
 
 
+async def twenty_kills(lab: Lab, outcome: Outcome) -> None:
+    """The busier of two engines is killed, twenty times, each time somewhere else in the answers."""
+    random, plans = Random(20), _plans(lab)
+    moved = 0
+    for number in range(KILLS):
+        name = f"kill-{number}"
+        engines = await lab.engines("ab")
+        references = await lab.references(plans)
+        tokens = sum(len(fold.answer(record).ids) for record in references.values() if record.streaming)
+        point = random.randrange(1, tokens * 3 // 4)
+        async with trio.open_nursery() as nursery:
+            relay = await lab.relay(nursery, engines, name, ())
+            victim: list[StockServer] = []
+
+            async def strike(relay: Server, engines: list[StockServer], victim: list[StockServer]) -> None:
+                victim.append(await busiest(relay.url, engines))
+                victim[0].kill()
+
+            ready = partial(_told, point)
+            kill = partial(strike, relay, engines, victim)
+            records = await strike_during(relay.url, _load(lab, name), ready, kill, outcome)
+            _keep(lab, name, records)
+            await judge(relay, records, references, outcome, moves=None)
+            moved += outcome.facts.pop("migrations")
+            _read_trace(lab, name, STREAMS, outcome)
+            nursery.cancel_scope.cancel()
+        for engine in victim:
+            await lab.discard("ab"[engines.index(engine)])
+        outcome.facts["kills"] = number + 1
+    outcome.facts["migrations"] = moved
+    outcome.expect(moved >= KILLS, "vacuous", f"{moved} migrations in {KILLS} kills")
+
+
+def _told(tokens: int, seen: Watch) -> bool:
+    return sum(seen.tokens.values()) >= tokens
+
+
 CASES: dict[str, Callable[[Lab, Outcome], Awaitable[None]]] = {
     "baseline": baseline,
     "untouched": untouched,
@@ -293,14 +332,17 @@ CASES: dict[str, Callable[[Lab, Outcome], Awaitable[None]]] = {
     "kill-group": partial(_death, name="kill-group", strike=_kill_group),
     "kill-twice": kill_twice,
     "poison": poison,
+    "twenty-kills": twenty_kills,
 }
 
 #: What runs when no case is named.
 MATRIX = {
-    "cumulative": tuple(CASES),
+    "cumulative": tuple(name for name in CASES if name != "twenty-kills"),
     "incremental": ("baseline", "untouched", "kill-detokenizer", "kill-group", "kill-twice"),
     "experts": ("baseline", "kill-group"),
     "seeded": ("baseline", "kill-group"),
+    "text": ("untouched", "twenty-kills"),
+    "text-incremental": ("untouched", "twenty-kills"),
 }
 
 
@@ -353,7 +395,8 @@ async def qualify(home: Path, wanted: Mapping[str, Sequence[str]]) -> list[Outco
     for flavour, names in wanted.items():
         how = FLAVOURS[flavour]
         model = home / "models" / how.model
-        stock = Stock(home / "venv/bin/python", Path(__file__).parent / "shim", model, how.flags, how.env)
+        shim = Path(__file__).parent / "shim"
+        stock = Stock(home / "venv/bin/python", shim, model, how.flags, how.env, how.text)
         async with trio.open_nursery() as nursery:
             lab = Lab(stock, logs, flavour, nursery)
             for name in names:

@@ -374,7 +374,7 @@ async def test_a_stop_token(autojump_clock, kind, stream):
 async def test_an_answer_that_ends_inside_a_character(autojump_clock, kind):
     """Bytes that are no character spell what those around them make of them: exact, or said to be unknown."""
     text = "abé€😀é😀"
-    _, prompt, count = recital(kind, text)
+    _, _, count = recital(kind, text)
     loud = exact = 0
     for end in range(2, count):
         for cut_at in range(1, end):

@@ -36,6 +36,7 @@ from dyn_testkit.checkers import (
     silence,
     snapshot,
     spans,
+    texts,
     tokens,
     versions,
 )
@@ -47,6 +48,7 @@ CHECKERS: Mapping[str, Checker] = {
     for module in (
         liveness,
         tokens,
+        texts,
         finish,
         budget,
         counters,

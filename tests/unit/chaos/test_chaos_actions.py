@@ -76,7 +76,7 @@ async def test_the_owner_of_the_port_is_killed_and_nobody_else(tmp_path: Path) -
             deed = await strike(Kill("kill-sidecar", port_owner), Scene("http://relay", http), worker)
         assert deed.choice["pids"] == [owner]
         assert deed.proof
-        assert processes.state(worker.pid) == "S"
+        assert processes.state(worker.pid) in ("R", "S", "D")
         nursery.cancel_scope.cancel()
 
 

@@ -174,7 +174,7 @@ CORRUPTIONS: dict[str, tuple[str, Callable[[Events], None], set[str]]] = {
     "a key lost in the middle": ("incremental", lambda said: said[1]["meta_info"].pop("cached_tokens"), {"keys"}),
     "expert rows": ("incremental", _meta("routed_experts", "AAAAAAIAAAA="), {"experts"}),
     "a key lost": ("unary", _no_key, {"keys"}),
-    "a key added": ("cumulative", _new_key, {"keys"}),
+    "a key added": ("cumulative", _new_key, {"keys", "texts"}),
 }
 
 
@@ -210,6 +210,41 @@ def test_a_corruption_is_found(name: str) -> None:
     said = events(mode)
     corrupt(said)
     assert objections(record(mode, said), record(mode)) == expected
+
+
+def _spoken(mode: str) -> Events:
+    """Events with text: a letter a token, the last one's withheld until the end."""
+    said, told, total = events(mode), "", 0
+    for each in said:
+        total = each["meta_info"]["completion_tokens"]
+        text = "abcd"[:total]
+        each["text"] = text[len(told) :] if mode in ("incremental", "mixed") else text
+        told = text
+    return said
+
+
+#: How a text may go wrong, and which checks object.
+TEXTS: dict[str, tuple[Callable[[Events], object], set[str]]] = {
+    "as it is": (lambda said: None, set()),
+    "a character lost": (lambda said: said[-1].update(text=said[-1]["text"][:-1]), {"texts"}),
+    "a character twice": (lambda said: said[-1].update(text=said[-1]["text"] + "d"), {"texts"}),
+    "none": (lambda said: [each.pop("text") for each in said], {"keys", "texts"}),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("mode", MODES)
+def test_texts(mode: str, name: str) -> None:
+    corrupt, expected = TEXTS[name]
+    said = _spoken(mode)
+    corrupt(said)
+    assert objections(record(mode, said), record(mode, _spoken(mode))) == expected
+
+
+def test_a_text_that_is_taken_back() -> None:
+    said = _spoken("cumulative")
+    said[0]["text"] = "x"
+    assert objections(record("cumulative", said), record("cumulative", _spoken("cumulative"))) == {"framing"}
 
 
 #: What is no answer: another type, or nothing, in place of what a checker reads.
