@@ -32,7 +32,7 @@ from dyn_chaos.report import Outcome
 from dyn_chaos.verdict import MOVES, verdict, widest
 from dyn_testkit import checkers, fold, history
 from dyn_testkit.checkers.logprobs import widest_difference
-from dyn_testkit.history import History, Record, Run
+from dyn_testkit.history import End, History, Record, Run
 from dyn_testkit.watch import Watch, started
 
 STREAMS = 16
@@ -94,7 +94,7 @@ async def judge(
     async with load.client() as http:
         last = await sampler.settled(http, relay.url, relay.child.pid, 0.0)
     run = Run(tolerance=TOLERANCE, settings={MOVES: moves})
-    judged = verdict(History(run, dict(records), dict(references), samples=[last]))
+    judged = verdict(History(run, dict(records), dict(references), samples=[last], end=End()))
     outcome.findings += judged.findings
     outcome.facts |= judged.facts
     for record in records.values():
