@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test laws mutants lint live bench soak clean
+.PHONY: demo test laws mutants lint live compare bench soak clean
 
 demo: $(STAMP)
 	$(BIN)/dyn-chaos demo
@@ -29,6 +29,10 @@ lint: $(STAMP)
 # Stock SGLang on the CPU: downloads about 2 GB into a cache outside the checkout, once.
 live: $(STAMP)
 	bash tests/live/run.sh
+
+# The same requests to a stock engine directly, through us and through sglang-router, which is installed into a cache.
+compare: $(STAMP)
+	PROGRAM=compare.py PYTHONPATH=bench bash tests/live/run.sh
 
 # Benchmarks need cargo; the peers are installed into a cache outside the checkout, once.
 bench: $(STAMP)

@@ -33,7 +33,7 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dyn-relay-bench"
 
 
-def _python_with(requirement: str) -> str:
+def python_with(requirement: str) -> str:
     """An interpreter that has the package, made at the first call."""
     folder = cache() / requirement
     python = folder / "bin" / "python"
@@ -60,7 +60,7 @@ def _dyn_relay(*flags: str) -> Callable[[int, list[int]], list[str]]:
 
 
 def _sglang_router(port: int, workers: list[int]) -> list[str]:
-    python = _python_with(ROUTER_REQUIREMENT)
+    python = python_with(ROUTER_REQUIREMENT)
     command = [python, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--policy", "round_robin", "--log-level", "warn", "--worker-startup-check-interval", "1"]
     # Its metrics port cannot be turned off; `free_ports` keeps the odd one free.

@@ -17,4 +17,4 @@ bash "$here/install_sglang_cpu.sh" "$home/venv"
   PYTHONPATH=$here/shim PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \
     "$home/venv/bin/python" "$here/make_models.py" "$home/models" > "$home/models.log" 2>&1 ||
   { tail -20 "$home/models.log" >&2; exit 1; }
-exec "$python" "$here/qualify.py" --home "$home" "$@"
+exec "$python" "$here/${PROGRAM:-qualify.py}" --home "$home" "$@"
