@@ -119,6 +119,7 @@ _STRINGS = (
 )
 _THINK = "the thinking counter and its grammar start with the request"
 _INTERNAL = "worker-internal input that the delivered tokens do not extend"
+_INSIDE = "it names something inside one worker"
 
 #: In the order of judging: the first row that forbids gives the reason.
 TABLE: tuple[Row, ...] = (
@@ -143,6 +144,11 @@ TABLE: tuple[Row, ...] = (
     unless(_TOP, "positional_embed_overrides", (None,), _INTERNAL),
     unless(_TOP, "multi_item_delimiter_indices", (None,), _INTERNAL),
     unless(_TOP, "token_indices_to_pool", (None,), _INTERNAL),
+    unless(_TOP, "need_wait_for_mm_inputs", (None, False), _INTERNAL),
+    unless(_TOP, "num_items_assigned", (None,), _INTERNAL),
+    unless(_TOP, "encoder_urls", (None,), _INTERNAL),
+    unless(_TOP, "lora_id", (None,), _INSIDE),
+    unless(_TOP, "http_worker_ipc", (None,), _INSIDE),
     unless(_TOP, "session_params", (None,), "the session's history lives in the worker"),
     unless(_TOP, "custom_logit_processor", (None, ""), "unknown code that may keep state"),
     unless(_TOP, "require_reasoning", (None, False), _THINK),

@@ -23,12 +23,15 @@ from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, Fault, error_object
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.reader import UNREADABLE, Reader
+from dyn_relay.formats.sglang.rebase import restored
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
 from dyn_relay.formats.sglang.stops import Stops
-from dyn_relay.formats.sglang.wire import Fields, plain, read_fields, write
+from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, read, read_fields, write
 
 PATH = "/generate"
+
+_anything = msgspec.json.Decoder(Raw)
 
 #: Seconds that a token may take before its silence counts, for engines that were asked to say less.
 _SECONDS_A_TOKEN = 0.1
@@ -145,8 +148,8 @@ class SglangExchange(Reader):
             return
         if self._status == 200 and not self.streaming:
             try:
-                msgspec.json.decode(data, type=Raw)
-            except (msgspec.DecodeError, RecursionError) as exc:
+                read(_anything, data)
+            except NotJson as exc:
                 self._stop(End.GARBAGE, f"the answer is not JSON: {exc}")
                 return
             self.feed(((b"", data), (b"", DONE)), now)
@@ -228,7 +231,8 @@ class SglangExchange(Reader):
         sent = self._sent[0] + now - self._sent[1] if self._sent is not None else None
         try:
             body, meta = self._local or self._view(now, attempt.tokens).event(attempt.echo or attempt.newest)
-            return Answer(200, fold.unary(self._ledger, body, meta, sent))
+            whole = meta if attempt.echo else restored(self._ledger, meta)
+            return Answer(200, fold.unary(body, whole, sent))
         except UNREADABLE as exc:
             raise CannotComplete("meta_info") from exc
 

@@ -12,9 +12,11 @@ from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.stops import Stops
-from dyn_relay.formats.sglang.wire import raw, write
+from dyn_relay.formats.sglang.wire import Foreign, NotJson, raw, read, write
 
 _MODEL_INFO, _SERVER_INFO = "/model_info", "/server_info"
+
+_infos = msgspec.json.Decoder(dict[str, object])
 
 #: Token ids are int64 in the engine.
 _ID_LIMIT = 2**63
@@ -94,10 +96,9 @@ def _protect(request: Request) -> None:
 
 def _object(data: bytes) -> dict[str, object]:
     try:
-        found: object = msgspec.json.decode(data) if data else {}
-    except (msgspec.DecodeError, RecursionError):
+        return read(_infos, data) if data else {}
+    except (Foreign, NotJson):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _defaults(infos: dict[str, object]) -> dict[str, object] | None:
