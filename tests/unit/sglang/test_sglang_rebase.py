@@ -124,6 +124,11 @@ def test_prompt_token_ids(asked: bool, again: dict[str, Any]) -> None:
     assert [one.get("prompt_token_ids") for one in events] == [[5, 6] if asked else None] * 2
 
 
+def test_prompt_token_ids_of_a_later_attempt_only() -> None:
+    """Its prompt is not the client's."""
+    assert b"prompt_token_ids" not in cut_after_two().feed([event([9], 1, {"prompt_token_ids": [1, 2, 7, 8]})], 13.0)
+
+
 def test_an_abort_echo_has_no_more_than_the_engine_says() -> None:
     exchange = cut_after_two(queue_time=0.5, prompt_tokens=2)
     reason = {"type": "abort", "message": "Abort in waiting queue"}
