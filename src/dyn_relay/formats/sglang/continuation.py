@@ -111,8 +111,13 @@ def ends_apart(request: Request, one: Traits, other: Traits) -> bool:
     """Would the request's answer end at the context limit of one of two workers, and elsewhere on the other?"""
     if one.max_input is None or other.max_input is None or one.max_input == other.max_input:
         return False
+    return ample(request) > min(one.max_input, other.max_input)
+
+
+def ample(request: Request) -> int:
+    """The least `max_req_input_len` whose context limit the request's answer cannot reach."""
     most = DEFAULT_MAX_NEW_TOKENS if request.max_new_tokens is None else request.max_new_tokens
-    return request.prompt_tokens + most > min(one.max_input, other.max_input) + _BELOW_LONGEST
+    return request.prompt_tokens + most - _BELOW_LONGEST
 
 
 def _paced(request: Request, traits: Traits, delivered: int) -> Fields:
