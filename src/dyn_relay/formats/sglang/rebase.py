@@ -101,6 +101,7 @@ _BY_RULE: dict[Rule, tuple[str, ...]] = {
     Rule.UNCONTINUED: (
         "hidden_states",
         "beam_results",
+        "sequence_score",
         "output_top_logprobs_val_flat",
         "output_top_logprobs_idx_flat",
         "output_top_logprobs_shape",
@@ -124,6 +125,25 @@ RATIOS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 IDS = "output_ids"
+
+#: What becomes of the fields around `meta_info`, once the answer has more than one attempt.
+ANSWER: dict[str, str] = {
+    "text": "what was told, then what the ids around the cut add to it; a delta where the client's are deltas",
+    IDS: "joined, one a token; a delta where the client's are deltas",
+    "meta_info": "field by field, see below",
+    "prompt_token_ids": "the first attempt's; left out if only the proxy asked for it",
+    "index": "only in answers that are not continued (`batch`, `n`)",
+    "error": "the engine's last word on an attempt: survived if another attempt may follow, else relayed as it came",
+}
+#: The same for the fields of `finish_reason`.
+FINISH_REASON: dict[str, str] = {
+    "type": "the last attempt's; `length` or `stop` if the finish was lost and nothing was left to generate",
+    "matched": "the last attempt's",
+    "length": "plus the tokens delivered before",
+    "message": "the last attempt's",
+    "status_code": "an abort that has one is an error, see `error`; without one it is relayed as the end",
+    "err_type": "the last attempt's",
+}
 
 _NONE = Raw(b"[]")
 
