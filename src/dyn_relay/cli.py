@@ -87,6 +87,29 @@ def _check(loaded: Loaded) -> None:
     Console().print(table, markup=False)
 
 
+def _explain(body: str, worker: str | None, after: int, as_json: bool, config: str | None) -> None:
+    """Tell what would become of the request in the file BODY ("-": standard input), without sending it.
+
+    The verdict, the field that decides, and what another worker would get after some tokens. Without --worker it is
+    judged for a stock SGLang 0.5.23.
+    """
+    from pathlib import Path
+
+    import msgspec
+
+    from dyn_relay.explain import Unanswered, run, text
+
+    try:
+        found = run(Path("/dev/stdin" if body == "-" else body), worker, after, load({}, os.environ, config).config)
+    except OSError as exc:
+        raise click.UsageError(f"body: cannot read {body}: {exc.strerror}") from None
+    except ValueError as exc:  # ConfigError is one
+        raise click.UsageError(str(exc)) from None
+    except Unanswered as exc:
+        raise click.ClickException(str(exc)) from None
+    click.echo(msgspec.json.format(msgspec.json.encode(found)) if as_json else text(found))
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dyn-relay", message="%(prog)s %(version)s")
 def main() -> None:
@@ -95,3 +118,19 @@ def main() -> None:
 
 main.add_command(_with_options(_serve, "serve", "Serve until SIGTERM."))
 main.add_command(_with_options(_check, "check", "Print the effective configuration and where each value came from."))
+main.add_command(
+    click.Command(
+        "explain",
+        callback=_explain,
+        help=_explain.__doc__,
+        params=[
+            click.Argument(["body"], metavar="BODY"),
+            click.Option(["--worker"], metavar="URL", help="Ask this worker's infos, and judge the request for it."),
+            click.Option(
+                ["--after"], metavar="K", type=int, default=1, show_default=True, help="Tokens until the cut."
+            ),
+            click.Option(["--json", "as_json"], is_flag=True, help="Print a JSON object."),
+            click.Option(["--config"], metavar="FILE", help=f"A TOML file of the proxy's options.  [{CONFIG_ENV}]"),
+        ],
+    )
+)

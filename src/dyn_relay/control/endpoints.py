@@ -13,6 +13,7 @@ from dyn_relay.fleet.worker import State, Worker
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.server import Drain, Request
 from dyn_relay.observe.metrics import CONTENT_TYPE, Metrics
+from dyn_relay.relay.explain import described
 from dyn_relay.relay.service import Relay
 
 
@@ -83,6 +84,22 @@ class Endpoints:
         if rid or everything:
             self.relay.abort(rid or "", everything=everything)
         return Answer(200, b"")
+
+    def explain(self, request: Request, name: str) -> Answer:
+        """What would become of the request in the body; `?after=` tokens (1), `?worker=` an id or URL (a stock one)."""
+        query = parse_qs(request.query, keep_blank_values=True)
+        after, name = query.get("after", ["1"])[-1], query.get("worker", [""])[-1]
+        if not (after.isascii() and after.isdigit() and len(after) < 20):
+            raise BadInput(f"after: must be a whole number of tokens, not {after!r}")
+        worker = self.fleet.get(name) if name else None
+        if name and worker is None:
+            return _unknown(name)
+        traits = worker.traits if worker else self.relay.stock
+        try:
+            found = self.relay.explain(request, traits, int(after))
+        except ValueError as exc:
+            raise BadInput(str(exc)) from None
+        return _json(200, described(found, traits, worker.url if worker else None, int(after)))
 
 
 def _describe(worker: Worker) -> dict[str, object]:

@@ -37,6 +37,7 @@ ROUTES: dict[str, Route] = {
     "/remove_worker": Route({"POST": Endpoints.remove_worker}, admin=True),
     "/list_workers": Route({"GET": Endpoints.list_urls}, admin=True),
     "/abort_request": Route({"POST": Endpoints.abort}, admin=True),
+    "/admission/explain": Route({"POST": Endpoints.explain}, admin=True),
 }
 
 #: `OPTIONS *` asks the server itself.

@@ -110,6 +110,30 @@ class Traits:
 UNKNOWN = Traits()
 
 
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What would become of a request (`Format.explain`). Texts are for people; what they quote is the wire's."""
+
+    verdict: Verdict
+    #: What is asked of the field that decides, and why; "" if the request is migratable.
+    rule: str = ""
+    because: str = ""
+    #: The whole answer, if no worker would see the request (see `Rejected`).
+    answer: Answer | None = None
+    #: Tokens of the prompt; 0 where unknown.
+    prompt_tokens: int = 0
+    #: What the worker of the next attempt would be sent, if the one before were cut now.
+    continuation: Outbound | None = None
+    #: What happens instead of a continuation; "" if there is one.
+    instead: str = ""
+    #: What in the continuation is made up, since no engine has spoken.
+    stand_ins: tuple[str, ...] = ()
+    #: What a worker must have, or say of itself, to get the continuation.
+    needs: tuple[str, ...] = ()
+    #: What would be otherwise with other workers.
+    depends: tuple[str, ...] = ()
+
+
 class Reading(enum.Enum):
     """How the relay reads the body of an attempt's answer."""
 
@@ -247,12 +271,20 @@ class Format(Protocol):
     methods: frozenset[str]
     #: Endpoints that describe a worker, asked with GET when it joins and when it comes back.
     info_paths: tuple[str, ...]
+    #: A worker of the release that the format was written for, started with its default options.
+    stock: Traits
 
     def open(self, request: NativeRequest, rid: str) -> Exchange:
         """Begin a logical request; `rid` is used if the client named none. Raises `Rejected`."""
 
     def traits(self, infos: dict[str, bytes]) -> Traits:
         """Read a worker's answers to `info_paths`; paths that it did not answer with 200 are missing."""
+
+    def explain(self, request: NativeRequest, traits: Traits, after: int) -> Explanation:
+        """What `admit` would say of it, and what would follow a cut after `after` tokens, at workers with `traits`.
+
+        Raises `ValueError` for what cannot be explained: "FIELD: what is wrong".
+        """
 
     def abort(self, rid: str) -> Outbound:
         """The request that makes a worker drop the attempt `rid`."""

@@ -1,16 +1,32 @@
-"""How often a logical request may try again: an immutable value, a new one after each failure."""
+"""Whether and how often a logical request may try again: an immutable value, a new one after each failure."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
 
+from dyn_relay.config import Config
+from dyn_relay.formats.base import Verdict
 from dyn_relay.relay.failure import Failure, Kind
 
 #: Seconds before the second attempt, doubled for each further one up to the cap; the first retry hardly waits, because
 #: the client's stream is silent meanwhile.
 BACKOFF_BASE = 0.025
 BACKOFF_CAP = 2.0
+
+
+def limited(verdict: Verdict, config: Config, tokens: int) -> Verdict:
+    """A format's verdict on a prompt of `tokens` tokens, within the limits that the proxy sets itself."""
+    if verdict.migratable and not config.migration_limit:
+        return Verdict("migration_limit")
+    if verdict.migratable and too_long(config, tokens):
+        return Verdict("migration_max_seq_len")
+    return verdict
+
+
+def too_long(config: Config, tokens: int) -> bool:
+    """Is a sequence of so many tokens longer than what may be continued?"""
+    return config.migration_max_seq_len is not None and tokens > config.migration_max_seq_len
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,11 @@ FAIL_PATIENCE = 2.0
 _KEEP_ALIVE = comment(b"keep-alive")
 
 
+def protection(verdict: Verdict) -> bytes:
+    """What `MIGRATABLE_HEADER` says."""
+    return b"yes" if verdict.migratable else b"no; reason=" + verdict.reason.encode("ascii", "replace")
+
+
 class Downstream:
     """One answer to one client, streamed or whole."""
 
@@ -64,7 +69,7 @@ class Downstream:
 
     def judge(self, verdict: Verdict) -> None:
         """What the answer's header says."""
-        self._verdict = b"yes" if verdict.migratable else b"no; reason=" + verdict.reason.encode("ascii", "replace")
+        self._verdict = protection(verdict)
 
     def take_head(self, status: int, headers: Headers, *, events: bool, delimited: bool) -> None:
         """The head for a streamed answer, of the worker that is about to be the first to give something of it.

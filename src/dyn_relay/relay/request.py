@@ -10,12 +10,12 @@ import trio
 
 from dyn_relay.fleet.poison import Finding, NotYet, SuspectedPoison, Trial
 from dyn_relay.fleet.worker import Worker
-from dyn_relay.formats.base import UNKNOWN, CannotComplete, Exchange, Traits, Verdict
+from dyn_relay.formats.base import UNKNOWN, CannotComplete, Exchange, Traits
 from dyn_relay.http11.headers import Headers
 from dyn_relay.http11.server import ServerConnection
 from dyn_relay.net import ConnectionBroken
 from dyn_relay.relay.attempt import Attempt
-from dyn_relay.relay.budget import AttemptBudget
+from dyn_relay.relay.budget import AttemptBudget, limited, too_long
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
 from dyn_relay.relay.ending import Ending
@@ -215,13 +215,9 @@ class LogicalRequest:
 
     def _admit(self, traits: Traits) -> None:
         """Judge the request by the worker that will see it first."""
-        config, record = self._context.config, self.record
-        verdict = self._exchange.admit(traits)
-        if verdict.migratable and not config.migration_limit:
-            verdict = Verdict("migration_limit")
-        elif verdict.migratable and self._too_long():
-            verdict = Verdict("migration_max_seq_len")
-        self._exchange.verdict = verdict
+        exchange, record = self._exchange, self.record
+        tokens = exchange.prompt_tokens + exchange.delivered
+        verdict = exchange.verdict = limited(exchange.admit(traits), self._context.config, tokens)
         self._downstream.judge(verdict)
         record.migratable, record.refusal = verdict.migratable, verdict.reason
         # What is not migratable goes out as it is: under the client's name, or under one that only its worker knows.
@@ -390,10 +386,7 @@ class LogicalRequest:
             return self._exchange.verdict.reason
         if self._budget.spent:
             return "migration_limit"
-        if failure.rule.action is Action.MIGRATE and self._too_long():
+        tokens = self._exchange.prompt_tokens + self._exchange.delivered
+        if failure.rule.action is Action.MIGRATE and too_long(self._context.config, tokens):
             return "migration_max_seq_len"
         return ""
-
-    def _too_long(self) -> bool:
-        limit = self._context.config.migration_max_seq_len
-        return limit is not None and self._exchange.prompt_tokens + self._exchange.delivered > limit

@@ -6,12 +6,13 @@ from functools import partial
 
 import trio
 
-from dyn_relay.formats.base import Answer, NativeRequest, Rejected
+from dyn_relay.formats.base import Answer, Explanation, NativeRequest, Rejected, Traits
 from dyn_relay.formats.opaque import OpaqueExchange
 from dyn_relay.http11.headers import Headers, get
 from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER
+from dyn_relay.relay.explain import explained
 from dyn_relay.relay.headers import native_headers, to_worker
 from dyn_relay.relay.orders import tell
 from dyn_relay.relay.record import Outcome, RequestRecord, publish
@@ -32,6 +33,18 @@ class Relay:
     def paths(self) -> frozenset[str]:
         """The format's own paths: those whose requests outlive their workers."""
         return self._context.format.paths
+
+    def explain(self, request: Request, traits: Traits, after: int) -> Explanation:
+        """What would become of a request with this body and these headers. Raises `ValueError`: "FIELD: ..."."""
+        context = self._context
+        [path] = context.format.paths
+        native = NativeRequest("POST", path, request.headers, request.body)
+        return explained(context.format, context.config, native, traits, after)
+
+    @property
+    def stock(self) -> Traits:
+        """Those of a worker of which nothing else is known."""
+        return self._context.format.stock
 
     async def serve(self, connection: ServerConnection, request: Request) -> None:
         """One request to its end. Raises `ConnectionBroken` if the client has left and nothing else is to be told."""

@@ -293,7 +293,7 @@ def list_of(kind: _Kind, depth: int = 1) -> _Kind:
 
 
 #: Keys of the body that the mock worker reads, but `input_ids`, in SGLang's order.
-_FIELDS: dict[str, Field] = {
+FIELDS: dict[str, Field] = {
     "rid": Field(("str", list_of("str")), _nullable(_strings)),
     "text": Field((list_of("str"), "str"), _nullable(_strings)),
     "input_embeds": Field((list_of("float", 3), list_of("float", 2)), None),
@@ -313,7 +313,7 @@ _FIELDS: dict[str, Field] = {
     "return_prompt_token_ids": Field(("bool",), _boolean, null=False),
 }
 
-_CONTRACT = {name: field.contract for name, field in _FIELDS.items()} | {"input_ids": _nullable(_token_ids)}
+_CONTRACT = {name: field.contract for name, field in FIELDS.items()} | {"input_ids": _nullable(_token_ids)}
 
 
 def _ids_problem(ids: object) -> str | None:
@@ -350,7 +350,7 @@ def unreadable(body: Mapping[str, Any]) -> list[str]:
         ids = body["input_ids"]
         error = {"ctx": {"error": ValueError(problem)}}
         found.append(detail("value_error", ("body", "input_ids"), f"Value error, {problem}", ids, **error))
-    for name, field in _FIELDS.items():
+    for name, field in FIELDS.items():
         if name in body:
             found += field.problems(name, body[name])
     return found

@@ -154,7 +154,7 @@ class Engine:
             meta["a constant list"] = ["x", "y", "z"]
             meta["entropies"] = [one / 1000 for one in answer.ids[start:total]]
         if self.nan:
-            meta["odd"] = [float("nan"), float("-inf"), "NaN, Infinity"]
+            meta["odd"] = {"deep": [float("nan"), float("-inf"), "NaN, Infinity"]}
         meta["dp_rank"] = None
         if last:
             meta["e2e_latency"] = 0.25

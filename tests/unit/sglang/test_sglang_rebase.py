@@ -10,14 +10,17 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_kit import DONE, SSE_HEAD, opened, sse
+from sglang_kit import DIALECTS, DONE, SSE_HEAD, opened, sse
 
-from dyn_relay.formats.base import UNKNOWN, CannotComplete, End
+from dyn_relay.formats.base import UNKNOWN, CannotComplete, End, Traits
 from dyn_relay.formats.sglang.dialect import deltas
 from dyn_relay.formats.sglang.exchange import SglangExchange
+from dyn_relay.formats.sglang.rebase import RULES, Rule
 from dyn_relay.formats.sglang.spans import Span, merge, of_marks
 from dyn_relay.formats.sglang.wire import NotJson, read_fields, shield, unshield, write
 
+#: What a text prompt needs of its worker.
+SPEAKS = Traits(incremental=False, sampling_defaults={})
 ASKED: dict[str, Any] = {"rid": "mine", "input_ids": [1, 2], "sampling_params": {"max_new_tokens": 4}, "stream": True}
 
 
@@ -78,6 +81,76 @@ def test_first_attempt_had_none(name: str) -> None:
     assert name not in finish(cut_after_two(), **{name: 4})
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(("name", "value"), [("queue_time", 0.5), ("input_token_logprobs", [[None, 1, None]])])
+def test_what_the_continuation_does_not_tell(name: str, value: Any, stream: bool) -> None:
+    """Another release, or one without --enable-metrics: the answer keeps what it had, before the output's lists."""
+    has = {name: value, "output_token_logprobs_length": 1}
+    exchange = begun(
+        event([7], 1, id="mine", **has),
+        event([7, 8], 2, id="mine", **has),
+        stream=stream,
+    )
+    end = {"finish_reason": {"type": "length", "length": 2}, "output_token_logprobs_length": 2, "last": 1}
+    out = exchange.feed([event([9, 9], 2, **end), DONE], 20.0)
+    meta = json.loads(out.split(b"\n\n")[0][6:] if stream else exchange.answer(21.0).body)["meta_info"]
+    assert list(meta) == ["id", "finish_reason", "completion_tokens", name, "output_token_logprobs_length", "last"]
+    assert meta[name] == value
+
+
+def test_counters_that_the_continuation_does_not_tell() -> None:
+    assert finish(cut_after_two(spec_verify_ct=3, num_retractions=1))["spec_verify_ct"] == 3
+
+
+def test_prompt_metadata_is_the_first_attempts_newest() -> None:
+    """As an uninterrupted answer has it: a wait that ended meanwhile is told later than the first event."""
+    late = event([7, 8], 2, id="mine", storage_staging_wait=0.25, queue_time=2.0)
+    meta = finish(begun(event([7], 1, id="mine", queue_time=1.0), late), queue_time=9.0)
+    assert (meta["storage_staging_wait"], meta["queue_time"]) == (0.25, 2.0)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("again", [{}, {"prompt_token_ids": [5, 6, 7, 8]}])
+def test_prompt_token_ids(asked: bool, again: dict[str, Any]) -> None:
+    """The first attempt's in every event, also if a later worker does not know the field."""
+    exchange = opened({**ASKED, "input_ids": None, "text": "hi", "return_prompt_token_ids": asked})
+    exchange.dispatch(SPEAKS, "mine", 10.0)
+    exchange.head(200, SSE_HEAD)
+    exchange.feed([event([7], 1, {"prompt_token_ids": [5, 6]}, id="mine")], 11.0)
+    exchange.dispatch(SPEAKS, "again", 12.0)
+    exchange.head(200, SSE_HEAD)
+    out = exchange.feed([event([9], 1, again), event([9, 9], 2, again)], 13.0)
+    events = [json.loads(part[6:]) for part in out.split(b"\n\n")[:-1]]
+    assert [one.get("prompt_token_ids") for one in events] == [[5, 6] if asked else None] * 2
+
+
+def test_prompt_token_ids_of_a_later_attempt_only() -> None:
+    """Its prompt is not the client's."""
+    assert b"prompt_token_ids" not in cut_after_two().feed([event([9], 1, {"prompt_token_ids": [1, 2, 7, 8]})], 13.0)
+
+
+def test_an_abort_echo_has_no_more_than_the_engine_says() -> None:
+    exchange = cut_after_two(queue_time=0.5, prompt_tokens=2)
+    reason = {"type": "abort", "message": "Abort in waiting queue"}
+    out = exchange.feed([event([], 0, finish_reason=reason), DONE], 13.0)
+    assert exchange.end is End.ABORTED
+    told = json.loads(out.split(b"\n\n")[0][6:])["meta_info"]
+    assert told == {"id": "mine", "finish_reason": reason, "completion_tokens": 2}
+
+
+@pytest.mark.parametrize("name", [name for name, found in RULES.items() if found is Rule.UNCONTINUED])
+def test_what_cannot_be_joined_is_not_continued(name: str) -> None:
+    """Also if nobody has asked for it."""
+    exchange = opened(ASKED)
+    exchange.dispatch(UNKNOWN, "mine", 10.0)
+    exchange.head(200, SSE_HEAD)
+    first = event([7], 1, id="mine", **{name: [1]})
+    assert exchange.feed([first], 11.0) == first[0]
+    assert exchange.verdict.reason == name
+    with pytest.raises(CannotComplete, match=name):
+        exchange.complete(12.0)
+
+
 @pytest.mark.parametrize(
     ("reason", "seen"),
     [
@@ -129,19 +202,80 @@ def test_sent_time_of_a_later_attempts_first_event_is_left_out() -> None:
     assert b"response_sent_to_client_ts" not in out
 
 
-@pytest.mark.parametrize("name", ["output_token_logprobs", "output_top_logprobs", "output_token_sampling_mask"])
-def test_rows_that_the_first_attempt_did_not_have(name: str) -> None:
-    """Law 5: half a list would be taken for the whole one."""
-    assert name not in finish(cut_after_two(), **{name: [1, 2]})
-    assert finish(cut_after_two(**{name: [1]}), **{name: [1, 2]}).get(name) is None
-    exchange = opened(ASKED)
+ROWS = ["output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs"]
+ROWS += ["output_token_sampling_mask", "output_token_sampling_logprobs"]
+
+
+def test_every_known_list_is_tried() -> None:
+    assert {name for name, found in RULES.items() if found is Rule.ROWS} == set(ROWS)
+
+
+def begun(*events: tuple[bytes, bytes], stream: bool = True) -> SglangExchange:
+    """An answer of two tokens that was cut; the next attempt has begun."""
+    exchange = opened({**ASKED, "stream": stream})
     exchange.dispatch(UNKNOWN, "mine", 10.0)
     exchange.head(200, SSE_HEAD)
-    first = [event([7], 1, id="mine", **{name: ["a"]}), event([7, 8], 2, id="mine", **{name: ["a", "b"]})]
-    exchange.feed(first, 11.0)
+    exchange.feed(events, 11.0)
     exchange.dispatch(UNKNOWN, "again", 12.0)
     exchange.head(200, SSE_HEAD)
-    assert finish(exchange, **{name: ["c", "d"]})[name] == ["a", "b", "c", "d"]
+    return exchange
+
+
+def told(dialect: str, name: str, *rows: Any, id: str = "mine") -> list[tuple[bytes, bytes]]:
+    """One event a token, with a list of its own beside the ids."""
+    ids, seen = [7, 8], []
+    for at in range(len(rows)):
+        since = (0, 0) if dialect == "cumulative" else (at, at) if dialect == "incremental" else (at, 0)
+        seen.append(event(ids[since[0] : at + 1], at + 1, id=id, **{name: list(rows[since[1] : at + 1])}))
+    return seen
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("name", [*ROWS, "customised_rows"])
+def test_rows_are_joined(name: str, dialect: str) -> None:
+    exchange = begun(*told(dialect, name, "a", [None, 1.50]))
+    end = {"finish_reason": {"type": "length", "length": 2}}
+    out = exchange.feed([event([9], 1, **{name: ["c"]}), event([9, 9], 2, **end, **{name: ["c", "d"]}), DONE], 13.0)
+    assert exchange.end is End.FINISHED, exchange.detail
+    metas = [json.loads(part[6:])["meta_info"] for part in out.split(b"\n\n")[:2]]
+    kept = [] if dialect == "incremental" else ["a", [None, 1.5], "c"]
+    assert [meta[name] for meta in metas] == [kept or ["c"], [*kept, "d"]]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("name", [*ROWS, "customised_rows"])
+def test_rows_that_a_continuation_does_not_have(name: str, dialect: str) -> None:
+    """Law 5: the answer would go on without them, and half of one be taken for the whole. Another worker has them."""
+    exchange = begun(*told(dialect, name, "a", "b"))
+    assert exchange.feed([event([9], 1)], 13.0) == b""
+    assert (exchange.end, name in exchange.detail) == (End.GARBAGE, True)
+    assert exchange.complete(14.0) is None
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_only_a_continuation_has(name: str, dialect: str) -> None:
+    exchange = begun(*told(dialect, "other", "a", "b"))
+    assert exchange.feed([event([9], 1, other=["c"], **{name: ["x"]})], 13.0) == b""
+    assert (exchange.end, name in exchange.detail) == (End.GARBAGE, True)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_null_is_no_list(name: str) -> None:
+    """What a release says of a list that nobody asked for."""
+    exchange = begun(*told("cumulative", "other", "a", "b"))
+    assert exchange.feed([event([9], 1, other=["c"], **{name: None})], 13.0)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_that_do_not_line_up(name: str) -> None:
+    """An answer whose lists are short is not continued: nobody could tell which token has none."""
+    with pytest.raises(CannotComplete, match=name):
+        begun(event([7], 1, id="mine", **{name: [1]}), event([7, 8], 2, id="mine", **{name: [1]}))
+    exchange = begun(*told("cumulative", name, "a", "b"))
+    deltas = [event([9], 1, **{name: ["c"]}), event([9], 2, **{name: ["d"]}), event([9], 3, **{name: []})]
+    exchange.feed(deltas, 13.0)
+    assert (exchange.end, name in exchange.detail) == (End.GARBAGE, True)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ _STRINGS = (
 )
 _THINK = "the thinking counter and its grammar start with the request"
 _INTERNAL = "worker-internal input that the delivered tokens do not extend"
+_INSIDE = "it names something inside one worker"
 
 #: In the order of judging: the first row that forbids gives the reason.
 TABLE: tuple[Row, ...] = (
@@ -145,6 +146,11 @@ TABLE: tuple[Row, ...] = (
     unless(_TOP, "positional_embed_overrides", (None,), _INTERNAL),
     unless(_TOP, "multi_item_delimiter_indices", (None,), _INTERNAL),
     unless(_TOP, "token_indices_to_pool", (None,), _INTERNAL),
+    unless(_TOP, "need_wait_for_mm_inputs", (None, False), _INTERNAL),
+    unless(_TOP, "num_items_assigned", (None,), _INTERNAL),
+    unless(_TOP, "encoder_urls", (None,), _INTERNAL),
+    unless(_TOP, "lora_id", (None,), _INSIDE),
+    unless(_TOP, "http_worker_ipc", (None,), _INSIDE),
     unless(_TOP, "session_params", (None,), "the session's history lives in the worker"),
     unless(_TOP, "custom_logit_processor", (None, ""), "unknown code that may keep state"),
     unless(_TOP, "require_reasoning", (None, False), _THINK),
@@ -209,10 +215,16 @@ TABLE: tuple[Row, ...] = (
 
 def judge(request: Request, traits: Traits) -> Verdict:
     """May `request`, whose first attempt goes to a worker with `traits`, be continued elsewhere?"""
+    row = deciding(request, traits)
+    return Verdict(row.field if row else "")
+
+
+def deciding(request: Request, traits: Traits) -> Row | None:
+    """The row that forbids it; None if none does."""
     request.defaults = traits.sampling_defaults or {}
     named = request.fields.keys() | request.sampling.keys() | request.defaults.keys()
     rows = (row for row in TABLE if not row.only_if_named or row.field in named)
-    return Verdict(next((row.field for row in rows if row.forbids(request, traits)), ""))
+    return next((row for row in rows if row.forbids(request, traits)), None)
 
 
 _PAGE = """# Which requests are rescued
@@ -222,7 +234,8 @@ Generated from the table in `dyn_relay/formats/sglang/admission.py`; do not edit
 A request for which no row applies is *migratable*: when its worker dies, another one continues it, and the client does
 not notice. Every other request is served all the same, but if its worker dies it fails loudly. The response header says
 which: `x-dyn-relay-migratable: yes` or `no; reason=<field>`, the first row that applies. A worker's own sampling
-defaults count like the client's parameters, where the client gave none.
+defaults count like the client's parameters, where the client gave none. `dyn-relay explain BODY.json` says which row
+applies to a request, and why.
 
 Some reasons are no fields: `path` (not a path of the format: bridged), `method` (neither POST nor PUT),
 `migration_limit` (`--migration-limit 0`), `migration_max_seq_len` (the prompt is longer). A request that stock SGLang

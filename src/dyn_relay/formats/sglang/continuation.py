@@ -22,8 +22,23 @@ _CUMULATIVE_EVENTS = 15
 _LEAST_INTERVAL = 32
 
 #: Worker-specific: never sent to another worker. A rank number means nothing on an engine with other ranks.
-_BOUND_TO_WORKER = frozenset({"kv_hints", "routed_dp_rank", "data_parallel_rank"})
+BOUND_TO_WORKER = frozenset({"kv_hints", "routed_dp_rank", "data_parallel_rank"})
 
+#: What else of a request is changed, and how; the client's own bytes stay where nothing is.
+REWRITTEN: dict[str, str] = {
+    "rid": "the client's own for the first attempt (one is made if it gave none), a fresh one for each later one",
+    "text": "left out of continuations, whose prompt is ids; one that is the prompt makes the engine tell its ids",
+    "input_ids": "in continuations followed by the tokens that were delivered",
+    "sampling_params": "its budgets are reduced, see below",
+    "logprob_start_len": "-1 in continuations: the client has the prompt's logprobs",
+    "stream": "true: only a stream shows progress; a unary answer is the fold of it",
+    "return_prompt_token_ids": "true if the prompt is a text; the client gets them only if it asked",
+}
+REWRITTEN_SAMPLING: dict[str, str] = {
+    "max_new_tokens": "in continuations less the tokens that were delivered, of the default if it is absent",
+    "min_new_tokens": "in continuations less the tokens that were delivered, if it is there or has a default",
+    "stream_interval": "for a unary client that gave none: coarse, where the release knows it",
+}
 
 #: So that a prompt which is a text can be continued.
 _ASKED: Fields = {"return_prompt_token_ids": TRUE}
@@ -85,7 +100,7 @@ def later(request: Request, traits: Traits, rid: str, ids: array[int]) -> bytes:
     if not ids:
         if request.hides_prompt:
             fields |= _ASKED
-        return request.edited(fields, sampling, _BOUND_TO_WORKER)
+        return request.edited(fields, sampling, BOUND_TO_WORKER)
     delivered = ",".join(map(str, ids)).encode()
     fields["input_ids"] = joined([inside(request.prompt or NULL), delivered])
     budget = request.max_new_tokens
@@ -104,15 +119,20 @@ def later(request: Request, traits: Traits, rid: str, ids: array[int]) -> bytes:
     if bytes(request.fields.get("logprob_start_len", NULL)) not in (b"null", b"-1"):
         # The client has them already, and asking again would forbid the worker to reuse its cached prefix.
         fields["logprob_start_len"] = Raw(b"-1")
-    return request.edited(fields, sampling, _BOUND_TO_WORKER | {"text"})
+    return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
 
 
 def ends_apart(request: Request, one: Traits, other: Traits) -> bool:
     """Would the request's answer end at the context limit of one of two workers, and elsewhere on the other?"""
     if one.max_input is None or other.max_input is None or one.max_input == other.max_input:
         return False
+    return ample(request) > min(one.max_input, other.max_input)
+
+
+def ample(request: Request) -> int:
+    """The least `max_req_input_len` whose context limit the request's answer cannot reach."""
     most = DEFAULT_MAX_NEW_TOKENS if request.max_new_tokens is None else request.max_new_tokens
-    return request.prompt_tokens + most > min(one.max_input, other.max_input) + _BELOW_LONGEST
+    return request.prompt_tokens + most - _BELOW_LONGEST
 
 
 def _paced(request: Request, traits: Traits, delivered: int) -> Fields:

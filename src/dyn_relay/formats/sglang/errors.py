@@ -8,6 +8,18 @@ from dyn_relay.formats.base import Answer, Rejected
 from dyn_relay.formats.sglang.events import DONE_EVENT, Fault
 from dyn_relay.formats.sglang.wire import raw, write
 
+_SAME = "as the engine spells it; where a stream was asked for a unary client, as stock spells it to one"
+
+#: What becomes of the fields of an engine's error, under `error` or at the top level. Its place in a body stays, too.
+FIELDS: dict[str, str] = {
+    "message": "the engine's own words",
+    "type": _SAME,
+    "code": f"{_SAME}. 4xx is relayed, 503 of a full queue goes elsewhere, other 5xx are survived if another can do it",
+    "retryable": _SAME,
+    "object": _SAME,
+    "param": _SAME,
+}
+
 _EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 

@@ -14,6 +14,17 @@ from dyn_relay.formats.sglang.wire import Fields, Foreign, inside, read, read_fi
 DONE = b"[DONE]"
 DONE_EVENT = b"data: [DONE]\n\n"
 
+#: What becomes of a stream's framing.
+FRAMING: dict[str, str] = {
+    "status": "the worker's; a unary client gets the status that stock gives to unary requests",
+    "content-type": "the worker's, of the first one that answers",
+    "data": "one event: the worker's own bytes until the first cut (unless it knows the request by another rid, or "
+    "tells prompt ids that only the proxy asked for); then JSON on one line, each value in the worker's own bytes",
+    "[DONE]": "the worker's; made with a finish that is made here; never after an error of the proxy's own",
+    "comments": "passed to streams; no sign of life",
+    "events": "as many as the workers send; one may bring several tokens, or none",
+}
+
 _EMPTY = Raw(b"")
 
 

@@ -19,16 +19,20 @@ from dyn_relay.formats.base import (
 )
 from dyn_relay.formats.sglang import continuation, errors, fold
 from dyn_relay.formats.sglang.admission import judge
+from dyn_relay.formats.sglang.demands import DEMANDS, Standing
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, Fault, error_object
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.reader import UNREADABLE, Reader
+from dyn_relay.formats.sglang.rebase import restored
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
 from dyn_relay.formats.sglang.stops import Stops
-from dyn_relay.formats.sglang.wire import Fields, plain, read_fields, write
+from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, read, read_fields, write
 
 PATH = "/generate"
+
+_anything = msgspec.json.Decoder(Raw)
 
 #: Seconds that a token may take before its silence counts, for engines that were asked to say less.
 _SECONDS_A_TOKEN = 0.1
@@ -67,25 +71,18 @@ class SglangExchange(Reader):
         return self._request.fingerprint()
 
     def compatible(self, traits: Traits) -> bool:
-        """May a later attempt go to a worker with these traits?
+        """May a later attempt go to a worker with these traits?"""
+        standing = self._standing()
+        return all(demand.met(standing, traits) for demand in DEMANDS)
 
-        What a worker does not say is no obstacle, but for the sampling defaults of one that is to continue an answer.
-        """
-        mine = self._traits
-        shown = mine.text if self._ledger.text is None else self._ledger.text
-        if self.verdict.migratable and None not in (shown, traits.text) and shown != traits.text:
-            return False
-        if self.delivered and shown and traits.incremental is None:
-            return False
-        if mine.model is not None and traits.model is not None and mine.model != traits.model:
-            return False
-        if traits.max_input is not None and self.prompt_tokens + self.delivered > traits.max_input:
-            return False
-        if self.delivered and continuation.ends_apart(self._request, mine, traits):
-            return False
-        if mine.sampling_defaults is None or (traits.sampling_defaults is None and not self.delivered):
-            return True
-        return mine.sampling_defaults == traits.sampling_defaults
+    def needs(self) -> tuple[str, ...]:
+        """What `compatible` asks for now, in words."""
+        standing = self._standing()
+        return tuple(words for demand in DEMANDS if (words := demand.words(standing)))
+
+    def _standing(self) -> Standing:
+        text = self._traits.text if self._ledger.text is None else self._ledger.text
+        return Standing(self._request, self._traits, self.verdict.migratable, self.delivered, text)
 
     def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
         """Begin the next attempt, under the name `rid` if the request is migratable.
@@ -145,8 +142,8 @@ class SglangExchange(Reader):
             return
         if self._status == 200 and not self.streaming:
             try:
-                msgspec.json.decode(data, type=Raw)
-            except (msgspec.DecodeError, RecursionError) as exc:
+                read(_anything, data)
+            except NotJson as exc:
                 self._stop(End.GARBAGE, f"the answer is not JSON: {exc}")
                 return
             self.feed(((b"", data), (b"", DONE)), now)
@@ -228,7 +225,8 @@ class SglangExchange(Reader):
         sent = self._sent[0] + now - self._sent[1] if self._sent is not None else None
         try:
             body, meta = self._local or self._view(now, attempt.tokens).event(attempt.echo or attempt.newest)
-            return Answer(200, fold.unary(self._ledger, body, meta, sent))
+            whole = meta if attempt.echo else restored(self._ledger, meta)
+            return Answer(200, fold.unary(body, whole, sent))
         except UNREADABLE as exc:
             raise CannotComplete("meta_info") from exc
 

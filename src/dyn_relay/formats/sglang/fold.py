@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec import Raw
 
 from dyn_relay.formats.sglang.dialect import Dialect
-from dyn_relay.formats.sglang.ledger import Ledger
 from dyn_relay.formats.sglang.rebase import IDS, Rule, rule
 from dyn_relay.formats.sglang.spans import Span, render
 from dyn_relay.formats.sglang.wire import NULL, Fields, is_list, raw, read_rows, write
@@ -19,23 +18,12 @@ ABORTED_IN_QUEUE: dict[str, object] = {"type": "abort", "message": "Abort in wai
 _NOTHING = Raw(b"[]")
 
 
-def unary(ledger: Ledger, body: Fields, meta: Fields, sent: float | None) -> bytes:
+def unary(body: Fields, meta: Fields, sent: float | None) -> bytes:
     """A unary answer from the last event's cumulative view, in stock's order of keys.
 
-    `sent` is the engine's wall clock now: stock puts it last. Releases that tell the prompt's logprobs in the first
-    event only have them before the output's elsewhere.
+    `sent` is the engine's wall clock now: stock puts it last.
     """
-    ordered: Fields = {}
-    missing = {
-        name: value for name, value in (ledger.first or {}).items() if name.startswith("input_") and name not in meta
-    }
-    for name, value in meta.items():
-        if name.startswith("output_"):
-            ordered.update(missing)
-            missing = {}
-        if name != SENT:
-            ordered[name] = value
-    ordered.update(missing)
+    ordered = {name: value for name, value in meta.items() if name != SENT}
     if sent is not None:
         ordered[SENT] = raw(sent)
     return write({**body, "meta_info": Raw(write(ordered))})

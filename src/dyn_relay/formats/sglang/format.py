@@ -7,14 +7,17 @@ from typing import Literal
 
 import msgspec
 
-from dyn_relay.formats.base import Answer, NativeRequest, Outbound, Rejected, Traits
+from dyn_relay.formats.base import Answer, Explanation, NativeRequest, Outbound, Rejected, Traits
 from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
+from dyn_relay.formats.sglang.explain import STOCK, explain, refused, spare_id
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.stops import Stops
-from dyn_relay.formats.sglang.wire import raw, write
+from dyn_relay.formats.sglang.wire import Foreign, NotJson, raw, read, write
 
 _MODEL_INFO, _SERVER_INFO = "/model_info", "/server_info"
+
+_infos = msgspec.json.Decoder(dict[str, object])
 
 #: Token ids are int64 in the engine.
 _ID_LIMIT = 2**63
@@ -27,6 +30,7 @@ class SglangFormat:
     paths: frozenset[str] = frozenset({PATH})
     methods: frozenset[str] = frozenset({"POST", "PUT"})
     info_paths: tuple[str, ...] = (_MODEL_INFO, _SERVER_INFO)
+    stock: Traits = STOCK
 
     def __init__(self, on_abort: Literal["relay", "resume"] = "relay") -> None:
         self._resume_aborts = on_abort == "resume"
@@ -34,7 +38,9 @@ class SglangFormat:
 
     def open(self, request: NativeRequest, rid: str) -> SglangExchange:
         """Begin a logical request. Raises `Rejected` for what is known to kill or wedge a stock engine (0.5.23)."""
-        parsed = Request(request)
+        return self._open(Request(request), rid)
+
+    def _open(self, parsed: Request, rid: str) -> SglangExchange:
         if parsed.fields:
             try:
                 _protect(parsed)
@@ -67,6 +73,19 @@ class SglangFormat:
             self._stops[traits.model].eos.update(one for one in ids if one is not None)
         return traits
 
+    def explain(self, request: NativeRequest, traits: Traits, after: int) -> Explanation:
+        """See `Format.explain`. Nothing of it is remembered."""
+        parsed = Request(request)
+        if parsed.unreadable == "body":
+            raise ValueError("body: must be a JSON object, as the engine reads them (no NaN, valid UTF-8)")
+        if after < 0:
+            raise ValueError(f"after: must be at least 0, not {after}")
+        try:
+            exchange = self._open(parsed, "given")
+        except Rejected as exc:
+            return refused(exc)
+        return explain(exchange, parsed, traits, spare_id(parsed, self._stops[traits.model].eos), after)
+
     def abort(self, rid: str) -> Outbound:
         """The request that makes a worker drop the attempt `rid`."""
         return Outbound("POST", "/abort_request", write({"rid": raw(rid)}))
@@ -94,10 +113,9 @@ def _protect(request: Request) -> None:
 
 def _object(data: bytes) -> dict[str, object]:
     try:
-        found: object = msgspec.json.decode(data) if data else {}
-    except (msgspec.DecodeError, RecursionError):
+        return read(_infos, data) if data else {}
+    except (Foreign, NotJson):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _defaults(infos: dict[str, object]) -> dict[str, object] | None:

@@ -67,6 +67,7 @@ class Ledger:
         "first_token",
         "ids",
         "last_delta",
+        "lists",
         "opened",
         "rows",
         "spans",
@@ -87,6 +88,8 @@ class Ledger:
         self.spans: list[Span] = []
         #: Counters that add up over attempts, as far as the ended attempts told them.
         self.sums: dict[str, Counter] = {}
+        #: The lists of the first attempt with tokens that have one element a token: a continuation must have them too.
+        self.lists: frozenset[str] = frozenset()
         #: Prompt metadata of the first attempt that told any; None until then.
         self.first: Fields | None = None
         #: The same of the event's top level.

@@ -36,7 +36,7 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.fold import SENT
 from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
-from dyn_relay.formats.sglang.rebase import IDS, View, add_counters, may_be_rows, snapshot
+from dyn_relay.formats.sglang.rebase import IDS, Rule, View, add_counters, may_be_rows, renew, rule, snapshot, unlike
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.spans import shift
 from dyn_relay.formats.sglang.stops import Stops
@@ -369,6 +369,8 @@ class Reader:
                 raise Foreign(f"a prompt of {told} tokens is not the one that was sent")
             if ("text" in top) != ledger.text:
                 raise Foreign("an answer with text cannot be continued without, nor one without with it")
+            if name := unlike(ledger, meta):
+                raise Foreign(f"an answer with {name} cannot be continued without, nor one without with it")
             self._open(top)
             return
         ledger.text = "text" in top
@@ -381,6 +383,9 @@ class Reader:
                 self.prompt_tokens = self._request.prompt_tokens
             else:
                 self.verdict = Verdict("text")
+        uncontinued = next((name for name in meta if rule(name) is Rule.UNCONTINUED), "")
+        if uncontinued:
+            self.verdict = Verdict(uncontinued)
         snapshot(ledger, top, meta)
         self.cached_tokens = number(meta, "cached_tokens")
         clock = plain(meta[SENT]) if SENT in meta else None
@@ -459,9 +464,8 @@ class Reader:
             ledger.template = top, meta
         else:
             ledger.template = self._view(attempt.started, attempt.tokens).event(attempt.newest)
-        if self.streaming and ledger.first is not None:
-            # What the worker told once, the client has; it is not told again.
-            ledger.first = {name: value for name, value in ledger.first.items() if name in meta}
+        if not attempt.base:
+            renew(ledger, attempt, meta, streaming=self.streaming)
         worker = attempt.dialect
         if not attempt.deltas:
             ledger.ids.extend(_ids.decode(top[IDS]))
@@ -482,6 +486,8 @@ class Reader:
             rows = attempt.pieces.get(name, rows)
         else:
             rows.add(value)
+        if rule(name) is Rule.ROWS and rows.count != attempt.tokens:
+            raise CannotComplete(name)
         self._ledger.rows.setdefault(name, Rows()).extend(rows)
 
 

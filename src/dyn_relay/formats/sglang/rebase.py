@@ -16,7 +16,7 @@ from msgspec import Raw
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.ledger import Attempt, Count, Counter, Ledger
 from dyn_relay.formats.sglang.spans import parse, render, shift
-from dyn_relay.formats.sglang.wire import Fields, is_list, joined, plain, raw, read_fields, read_rows, write
+from dyn_relay.formats.sglang.wire import Fields, Foreign, is_list, joined, plain, raw, read_fields, read_rows, write
 from dyn_relay.formats.sglang.wire import inside as _inside
 
 
@@ -34,6 +34,7 @@ class Rule(enum.Enum):
     MEASURED = "measured here, over all attempts"
     SENT = "kept where an uninterrupted stream would have it"
     LATEST = "this attempt's value"
+    UNCONTINUED = "an answer that has it is not continued"
 
 
 _BY_RULE: dict[Rule, tuple[str, ...]] = {
@@ -97,6 +98,19 @@ _BY_RULE: dict[Rule, tuple[str, ...]] = {
         "spec_cap_length",
         "spec_block_accept_length",
     ),
+    Rule.UNCONTINUED: (
+        "hidden_states",
+        "beam_results",
+        "sequence_score",
+        "output_top_logprobs_val_flat",
+        "output_top_logprobs_idx_flat",
+        "output_top_logprobs_shape",
+        "output_top_logprobs_null_prefix",
+        "output_top_logprobs_val_flat_b64",
+        "output_top_logprobs_idx_flat_b64",
+        "output_top_logprobs_val_flat_b64_dtype",
+        "output_top_logprobs_idx_flat_b64_dtype",
+    ),
 }
 
 RULES: dict[str, Rule] = {name: rule for rule, names in _BY_RULE.items() for name in names}
@@ -111,6 +125,25 @@ RATIOS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 IDS = "output_ids"
+
+#: What becomes of the fields around `meta_info`, once the answer has more than one attempt.
+ANSWER: dict[str, str] = {
+    "text": "what was told, then what the ids around the cut add to it; a delta where the client's are deltas",
+    IDS: "joined, one a token; a delta where the client's are deltas",
+    "meta_info": "field by field, see below",
+    "prompt_token_ids": "the first attempt's; left out if only the proxy asked for it",
+    "index": "only in answers that are not continued (`batch`, `n`)",
+    "error": "the engine's last word on an attempt: survived if another attempt may follow, else relayed as it came",
+}
+#: The same for the fields of `finish_reason`.
+FINISH_REASON: dict[str, str] = {
+    "type": "the last attempt's; `length` or `stop` if the finish was lost and nothing was left to generate",
+    "matched": "the last attempt's",
+    "length": "plus the tokens delivered before",
+    "message": "the last attempt's",
+    "status_code": "an abort that has one is an error, see `error`; without one it is relayed as the end",
+    "err_type": "the last attempt's",
+}
 
 _NONE = Raw(b"[]")
 
@@ -175,8 +208,9 @@ class View:
         if "text" in body:
             body["text"] = raw(self._text(str(plain(body["text"]))))
         body[IDS] = self._ids(top[IDS])
-        if self.ledger.first is not None and body.pop("prompt_token_ids", None) is not None:
-            body.update(self.ledger.first_body)
+        if attempt.base:
+            body.pop("prompt_token_ids", None)
+            body.update({} if self.hides_prompt else self.ledger.first_body)
         body["meta_info"] = Raw(write(meta))
         return body, meta
 
@@ -190,7 +224,7 @@ class View:
         for name, pairs in RATIOS.items():
             if name in result:
                 result[name] = self._ratio(pairs, result) or result[name]
-        return result
+        return restored(self.ledger, result) if self.attempt.base and not self.attempt.echo else result
 
     def _field(self, name: str, value: Raw, meta: Fields) -> Raw | None:
         base, kind = self.attempt.base, rule(name)
@@ -257,10 +291,9 @@ class View:
         if not client:
             prefix = self.ledger.rows.get(name)
             fits = fits and (prefix.count if prefix is not None else 0) == attempt.base
-        if not fits:
-            # A list that does not line up with the tokens: a known one is left out, never half of it sent.
-            return None if known else value
-        return self._list(name, value, worker, client)
+        if not fits and known:
+            raise Foreign(f"{name} has not one element a token")  # half of it would be taken for the whole
+        return self._list(name, value, worker, client) if fits else value
 
     def _list(self, name: str, value: Raw, worker: bool, client: bool) -> Raw:
         if client:
@@ -318,8 +351,50 @@ class View:
 
 def snapshot(ledger: Ledger, top: Fields, meta: Fields) -> None:
     """Keep the prompt's metadata of the first event there is; later attempts' prompts are longer than the client's."""
-    ledger.first = {name: value.copy() for name, value in meta.items() if rule(name) is Rule.FIRST}
+    ledger.first = _prompt(meta)
     ledger.first_body = {"prompt_token_ids": top["prompt_token_ids"].copy()} if "prompt_token_ids" in top else {}
+
+
+def renew(ledger: Ledger, attempt: Attempt, meta: Fields, *, streaming: bool) -> None:
+    """The same of the newest event of the first attempt that had tokens, and which lists a continuation must have.
+
+    A stream's client is not told again what its worker told once; it is no part of later events.
+    """
+    kept = {} if streaming else ledger.first or {}
+    ledger.first = {**kept, **_prompt(meta)}
+    deltas = attempt.dialect is Dialect.INCREMENTAL
+    tokens = attempt.last_delta if deltas else attempt.tokens
+
+    def is_rows(name: str, value: Raw) -> bool:
+        fits = may_be_rows(name, value) and name not in attempt.not_rows
+        return fits and (rule(name) is Rule.ROWS or len(read_rows(value)) == tokens)
+
+    ledger.lists = frozenset(name for name, value in meta.items() if is_rows(name, value))
+
+
+def unlike(ledger: Ledger, meta: Fields) -> str:
+    """A per-token list that only one of the client's answer and a continuation has; "" if there is none."""
+    mine = {name for name, value in meta.items() if may_be_rows(name, value)}
+    known = {name for name in mine if rule(name) is Rule.ROWS}
+    return min((ledger.lists - mine) | (known - ledger.lists), default="")
+
+
+def restored(ledger: Ledger, meta: Fields) -> Fields:
+    """With what earlier attempts told and this one does not: prompt metadata and counters, before the output's lists.
+
+    Releases that tell the prompt's logprobs in the first event only have them there, too.
+    """
+    told = {**(ledger.first or {}), **{name: raw(counter.value) for name, counter in ledger.sums.items()}}
+    missing = {name: value for name, value in told.items() if name not in meta}
+    if not missing:
+        return meta
+    at = next((at for at, name in enumerate(meta) if name.startswith("output_")), len(meta))
+    fields = list(meta.items())
+    return dict([*fields[:at], *missing.items(), *fields[at:]])
+
+
+def _prompt(meta: Fields) -> Fields:
+    return {name: value.copy() for name, value in meta.items() if rule(name) is Rule.FIRST}
 
 
 def add_counters(ledger: Ledger, meta: Fields, tokens: int) -> None:

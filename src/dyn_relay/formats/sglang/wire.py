@@ -1,13 +1,14 @@
 """JSON that keeps the other side's own bytes: objects read one level deep, values left as `msgspec.Raw`.
 
 SGLang writes with orjson, but not every server that speaks its format does: Python's own `json` emits `NaN`, `Infinity`
-and `-Infinity`, which no strict parser takes. Such literals are *shielded*: turned into strings that no server sends,
-carried through as any other value, and turned back when the result is written.
+and `-Infinity`, which no strict parser takes. Such literals are *shielded*: turned into strings that nobody else can
+send, carried through as any other value, and turned back when the result is written.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 from typing import TypeVar
 
 import msgspec
@@ -27,7 +28,9 @@ _encoder = msgspec.json.Encoder()
 
 #: A string first, so that the words inside one stay. An unterminated one ends with the data: no byte is read twice.
 _LITERAL = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)|-?\bInfinity\b|\bNaN\b', re.DOTALL)
-_SHIELDED = re.compile(rb'"\\u0000(-?Infinity|NaN)"')
+#: How a shielded literal begins. A model may say `\0NaN`, but it cannot know what is drawn here.
+_MARK = b'"\\u0000%s' % secrets.token_hex(8).encode()
+_SHIELDED = re.compile(re.escape(_MARK) + rb'(-?Infinity|NaN)"')
 
 
 class NotJson(ValueError):
@@ -43,7 +46,7 @@ def shield(data: bytes) -> bytes:
 
     def one(match: re.Match[bytes]) -> bytes:
         found = match[0]
-        return found if found[:1] == b'"' else b'"\\u0000%s"' % found
+        return found if found[:1] == b'"' else b'%s%s"' % (_MARK, found)
 
     return _LITERAL.sub(one, data)
 
@@ -98,7 +101,7 @@ def plain(value: Raw) -> object:
 def write(fields: Fields) -> bytes:
     """Compact JSON; values keep their bytes. Shielded literals come out as they came in."""
     data = _encoder.encode(fields)
-    return unshield(data) if b'"\\u0000' in data else data
+    return unshield(data) if _MARK in data else data
 
 
 def is_list(value: Raw) -> bool:

@@ -1,0 +1,114 @@
+"""What is asked of the worker of a later attempt: one row a demand.
+
+What a worker does not say is no obstacle, but for what an answer that has begun would be spoilt by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dyn_relay.formats.base import Traits
+from dyn_relay.formats.sglang.continuation import ample, ends_apart
+from dyn_relay.formats.sglang.request import Request
+from dyn_relay.formats.sglang.wire import raw
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a request has got."""
+
+    request: Request
+    #: Of the worker that attempt 0 was admitted for.
+    first: Traits
+    migratable: bool
+    delivered: int
+    #: Its answer has text, as shown, or else as `first` says; None if neither is known.
+    text: bool | None
+
+    @property
+    def tokens(self) -> int:
+        """Those of the next attempt's prompt."""
+        return self.request.prompt_tokens + self.delivered
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One thing that is asked of a worker."""
+
+    met: Callable[[Standing, Traits], bool]
+    #: For people; "" where nothing is asked.
+    words: Callable[[Standing], str]
+
+
+def _text(standing: Standing, traits: Traits) -> bool:
+    known = standing.migratable and None not in (standing.text, traits.text)
+    return not known or standing.text == traits.text
+
+
+def _text_words(standing: Standing) -> str:
+    if not standing.migratable or standing.text is None:
+        return ""
+    return f"answers {'with' if standing.text else 'without'} text (`skip_tokenizer_init`), or does not say"
+
+
+def _dialect(standing: Standing, traits: Traits) -> bool:
+    return not standing.delivered or not standing.text or traits.incremental is not None
+
+
+def _dialect_words(standing: Standing) -> str:
+    if not standing.delivered or not standing.text:
+        return ""
+    return "says whether it streams deltas (`incremental_streaming_output`)"
+
+
+def _model(standing: Standing, traits: Traits) -> bool:
+    return standing.first.model is None or traits.model in (None, standing.first.model)
+
+
+def _model_words(standing: Standing) -> str:
+    model = standing.first.model
+    return "" if model is None else f"runs {model!r} (`tokenizer_path`, `served_model_name`), or does not say"
+
+
+def _prompt(standing: Standing, traits: Traits) -> bool:
+    return traits.max_input is None or standing.tokens <= traits.max_input
+
+
+def _prompt_words(standing: Standing) -> str:
+    return f"takes a prompt of {standing.tokens} tokens (`max_req_input_len`), or does not say"
+
+
+def _context(standing: Standing, traits: Traits) -> bool:
+    return not standing.delivered or not ends_apart(standing.request, standing.first, traits)
+
+
+def _context_words(standing: Standing) -> str:
+    mine, enough = standing.first.max_input, ample(standing.request)
+    if mine is None or not standing.delivered:
+        return ""
+    limit = f"of at least {enough}" if enough <= mine else f"of {mine}, as the first worker"
+    return f"has a `max_req_input_len` {limit}, or does not say: the answer ends where it would have ended"
+
+
+def _defaults(standing: Standing, traits: Traits) -> bool:
+    mine, theirs = standing.first.sampling_defaults, traits.sampling_defaults
+    return mine is None or (theirs is None and not standing.delivered) or mine == theirs
+
+
+def _defaults_words(standing: Standing) -> str:
+    mine = standing.first.sampling_defaults
+    if mine is None:
+        return ""
+    silent = "" if standing.delivered else ", or does not say"
+    return f"has the `preferred_sampling_params` {bytes(raw(mine)).decode()}{silent}"
+
+
+DEMANDS: tuple[Demand, ...] = (
+    Demand(_text, _text_words),
+    Demand(_dialect, _dialect_words),
+    Demand(_model, _model_words),
+    Demand(_prompt, _prompt_words),
+    Demand(_context, _context_words),
+    Demand(_defaults, _defaults_words),
+)
