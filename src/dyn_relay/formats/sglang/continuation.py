@@ -115,6 +115,16 @@ def ends_apart(request: Request, one: Traits, other: Traits) -> bool:
     return request.prompt_tokens + most > min(one.max_input, other.max_input) + _BELOW_LONGEST
 
 
+def holds(request: Request, traits: Traits) -> bool:
+    """Has the worker said nothing that forbids the prompt, or prompt and asked-for budget together?"""
+    if traits.max_input is None:
+        return True
+    asked = (request.max_new_tokens or 0) if "max_new_tokens" in request.sampling else 0
+    return (
+        request.prompt_tokens <= traits.max_input and request.prompt_tokens + asked <= traits.max_input + _BELOW_CONTEXT
+    )
+
+
 def _paced(request: Request, traits: Traits, delivered: int) -> Fields:
     if request.stream:
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -22,30 +23,41 @@ from dyn_relay.formats.sglang.admission import judge
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, Fault, error_object
 from dyn_relay.formats.sglang.ledger import Attempt
+from dyn_relay.formats.sglang.needs import needs_of
 from dyn_relay.formats.sglang.reader import UNREADABLE, Reader
+from dyn_relay.formats.sglang.rebase import recomputed
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
 from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import Fields, plain, read_fields, write
+from dyn_relay.formats.weights import WeightPolicy
 
 PATH = "/generate"
 
 #: Seconds that a token may take before its silence counts, for engines that were asked to say less.
 _SECONDS_A_TOKEN = 0.1
 
-#: What only the engine can put into a finish: (the request's switch, the answer's field).
-_ONLY_THE_ENGINE = (("return_routed_experts", "routed_experts"), ("return_indexer_topk", "indexer_topk"))
-
 
 class SglangExchange(Reader):
     """See `dyn_relay.formats.base.Exchange`."""
 
     def __init__(
-        self, request: Request, rid: str, *, resume_aborts: bool, stops: defaultdict[str | None, Stops]
+        self,
+        request: Request,
+        rid: str,
+        *,
+        resume_aborts: bool,
+        stops: defaultdict[str | None, Stops],
+        weights: WeightPolicy,
+        tells_recomputed: bool,
     ) -> None:
-        """`rid`: for a client that gave none. `stops`: what is known of each model, and what is learnt."""
-        super().__init__(request, rid, resume_aborts=resume_aborts)
+        """`rid`: for a client that gave none. `stops`: what is known of each model, and what is learnt.
+
+        `tells_recomputed`: answers say which rows were computed again.
+        """
+        super().__init__(request, rid, resume_aborts=resume_aborts, weights=weights, tells_recomputed=tells_recomputed)
         self.prompt_tokens = request.prompt_tokens
+        self._needs = needs_of(request)
         self._stops_by_model = stops
         #: Those of the worker that attempt 0 was admitted for.
         self._traits = Traits()
@@ -59,6 +71,8 @@ class SglangExchange(Reader):
     def admit(self, traits: Traits) -> Verdict:
         """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
         self._traits = traits
+        for name, replay in self._ledger.replays.items():
+            replay.owed = getattr(traits, name) is not False
         self.verdict = judge(self._request, traits)
         return self.verdict
 
@@ -66,26 +80,35 @@ class SglangExchange(Reader):
         """32 bytes; see `Request.fingerprint`."""
         return self._request.fingerprint()
 
-    def compatible(self, traits: Traits) -> bool:
-        """May a later attempt go to a worker with these traits?
+    def lacks(self, traits: Traits) -> str:
+        """What the request asks for and a worker with these traits has not said to have; "" if it has all."""
+        return next((need.name for need in self._needs if not need.met(self._request, traits)), "")
 
-        What a worker does not say is no obstacle, but for the sampling defaults of one that is to continue an answer.
+    def unfit(self, traits: Traits) -> str:
+        """Why no later attempt may go to a worker with these traits; "" if one may.
+
+        What a worker does not say is no obstacle to an answer that is begun again. One that goes on must keep its
+        shape, and whoever does not say that he can has no part in it.
         """
-        mine = self._traits
+        return next((name for name, holds in self._obstacles(traits) if holds), "")
+
+    def _obstacles(self, traits: Traits) -> Iterator[tuple[str, bool]]:
+        mine, begun = self._traits, self.delivered > 0
         shown = mine.text if self._ledger.text is None else self._ledger.text
-        if self.verdict.migratable and None not in (shown, traits.text) and shown != traits.text:
-            return False
-        if self.delivered and shown and traits.incremental is None:
-            return False
-        if mine.model is not None and traits.model is not None and mine.model != traits.model:
-            return False
-        if traits.max_input is not None and self.prompt_tokens + self.delivered > traits.max_input:
-            return False
-        if self.delivered and continuation.ends_apart(self._request, mine, traits):
-            return False
-        if mine.sampling_defaults is None or (traits.sampling_defaults is None and not self.delivered):
-            return True
-        return mine.sampling_defaults == traits.sampling_defaults
+        yield "text", self.verdict.migratable and None not in (shown, traits.text) and shown != traits.text
+        yield "incremental_streaming_output", begun and bool(shown) and traits.incremental is None
+        yield "model", None not in (mine.model, traits.model) and mine.model != traits.model
+        long = self.prompt_tokens + self.delivered
+        yield "context", traits.max_input is not None and long > traits.max_input
+        yield "context", begun and continuation.ends_apart(self._request, mine, traits)
+        silent = traits.sampling_defaults is None and not begun
+        apart = mine.sampling_defaults != traits.sampling_defaults
+        yield "preferred_sampling_params", mine.sampling_defaults is not None and not silent and apart
+        for name, replay in self._ledger.replays.items():
+            yield name, begun and replay.owed and getattr(traits, name) is not True
+        policy = self._weights
+        fits = not begun or policy.fits(self._versions(), traits.weight_version)
+        yield f"weight_version {traits.weight_version}, by --weight-version-policy {policy.text}", not fits
 
     def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
         """Begin the next attempt, under the name `rid` if the request is migratable.
@@ -104,6 +127,7 @@ class SglangExchange(Reader):
         pace = continuation.interval(request, traits, self.delivered) if self.verdict.migratable else 0
         self._whole = None
         attempt = Attempt(number, rid, self.delivered, now, hint, pace)
+        attempt.deterministic = traits.deterministic is True
         if self.delivered and self._ledger.text:
             before, ids = request.last_ids(CONTEXT), self._ledger.ids
             attempt.seam = Seam(request, before, ids, self._ledger.told, deltas=traits.incremental is True)
@@ -199,7 +223,7 @@ class SglangExchange(Reader):
         return None if self._only_the_engine_has() else self._finish(self._ledger.template, fold.ABORTED, now)
 
     def _only_the_engine_has(self) -> str:
-        return next((field for asked, field in _ONLY_THE_ENGINE if self._request.asks(asked)), "")
+        return next((name for name, replay in self._ledger.replays.items() if replay.owed), "")
 
     def _finish(self, template: tuple[Fields, Fields], reason: dict[str, object], now: float) -> bytes:
         self._local = fold.finish(
@@ -242,10 +266,18 @@ class SglangExchange(Reader):
 
     def crossed_versions(self) -> bool:
         """True if the answer's tokens come from more than one weight version."""
-        spans = list(self._ledger.spans)
-        if not self._settled:
-            spans += self._attempt.spans()
-        return len({str(span.version) for span in spans if span.version is not None and span.end > span.start}) > 1
+        return len({str(version) for version in self._versions() if version is not None}) > 1
+
+    def resampled(self) -> bool:
+        """True if several attempts drew the tokens, and not all by their positions."""
+        draws = list(self._ledger.draws)
+        if not self._settled and self._attempt.tokens:
+            draws.append(self._attempt.deterministic)
+        return len(draws) > 1 and not all(draws) and not self._request.greedy
+
+    def recomputed(self) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """Rows to replay that were computed again, by field."""
+        return recomputed(self._ledger)
 
     def _require_continuable(self) -> None:
         if not self.verdict.migratable and (self._shown or self._ledger.first is not None):

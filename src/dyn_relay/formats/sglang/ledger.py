@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec import Raw
 
 from dyn_relay.formats.sglang.dialect import Dialect
+from dyn_relay.formats.sglang.replay import Replay
 from dyn_relay.formats.sglang.seam import Seam
 from dyn_relay.formats.sglang.spans import Span, of_marks
 from dyn_relay.formats.sglang.told import Told
@@ -62,12 +63,14 @@ class Ledger:
     """Over all ended attempts: the tokens that the client has (streams) or that are safe here (unary)."""
 
     __slots__ = (
+        "draws",
         "first",
         "first_body",
         "first_token",
         "ids",
         "last_delta",
         "opened",
+        "replays",
         "rows",
         "spans",
         "sums",
@@ -76,7 +79,11 @@ class Ledger:
         "told",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, replays: dict[str, Replay]) -> None:
+        #: Of each ended attempt that gave tokens: its worker has said that it is deterministic.
+        self.draws: list[bool] = []
+        #: What the client asked for, by field.
+        self.replays = replays
         #: When the first attempt was dispatched and when the first token came, on the caller's clock.
         self.opened = 0.0
         self.first_token: float | None = None
@@ -123,6 +130,7 @@ class Attempt:
         "body",
         "checkpoint",
         "deltas",
+        "deterministic",
         "dialect",
         "echo",
         "events",
@@ -140,6 +148,7 @@ class Attempt:
         "rid",
         "seam",
         "started",
+        "stated",
         "tokens",
         "told",
         "version",
@@ -170,6 +179,10 @@ class Attempt:
         #: Points where the scalar weight_version changed, in this attempt's tokens.
         self.marks: list[tuple[int, object]] = []
         self.version: object = None
+        #: The engine's own word on them, from its first token on.
+        self.stated: list[Span] = []
+        #: The worker has said that it is.
+        self.deterministic = False
         #: Before the first of them that came inside an event of several tokens: which of them made them is not known.
         self.checkpoint: Checkpoint | None = None
         #: Per-token lists gathered from deltas.
@@ -192,6 +205,10 @@ class Attempt:
             self.checkpoint = Checkpoint(self.newest, self.tokens, self.last_delta, len(self.marks), pieces, told)
         self.version = version
         self.marks.append((self.tokens, version))
+
+    def state(self, spans: list[Span]) -> None:
+        """The engine says itself which weights made its tokens so far."""
+        self.stated, self.checkpoint = spans, None
 
     def go_back(self) -> bool:
         """Forget the tokens from the checkpoint on; False if there is none."""
@@ -217,4 +234,6 @@ class Attempt:
 
     def spans(self) -> list[Span]:
         """Which weights made this attempt's tokens, in its own coordinates."""
-        return of_marks(self.marks, self.tokens)
+        known = self.stated[-1].end if self.stated else 0
+        seen = of_marks(self.marks, self.tokens)
+        return [*self.stated, *(Span(one.version, max(one.start, known), one.end) for one in seen if one.end > known)]

@@ -31,14 +31,16 @@ from dyn_relay.formats.sglang.events import (
     fault,
     finish_type,
     kind,
+    meta_of,
     total_of,
     whole_decoder,
 )
 from dyn_relay.formats.sglang.fold import SENT
 from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
 from dyn_relay.formats.sglang.rebase import IDS, View, add_counters, may_be_rows, snapshot
+from dyn_relay.formats.sglang.replay import replays_of
 from dyn_relay.formats.sglang.request import Request
-from dyn_relay.formats.sglang.spans import shift
+from dyn_relay.formats.sglang.spans import Span, shift, stated
 from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import (
     Fields,
@@ -51,6 +53,7 @@ from dyn_relay.formats.sglang.wire import (
     read_fields,
     write,
 )
+from dyn_relay.formats.weights import WeightPolicy
 
 _ids = msgspec.json.Decoder(list[int])
 
@@ -61,7 +64,9 @@ UNREADABLE = (ValueError, KeyError, OverflowError, RecursionError, msgspec.Decod
 class Reader:
     """The events of one logical request's attempts, in order; the part of an exchange that looks into answers."""
 
-    def __init__(self, request: Request, rid: str, *, resume_aborts: bool) -> None:
+    def __init__(
+        self, request: Request, rid: str, *, resume_aborts: bool, weights: WeightPolicy, tells_recomputed: bool
+    ) -> None:
         self.rid = request.rid or rid
         self.named = bool(request.rid)
         self.streaming = request.stream
@@ -74,7 +79,9 @@ class Reader:
         self.verdict = Verdict(request.unreadable)
         self._request = request
         self._resume_aborts = resume_aborts
-        self._ledger = Ledger()
+        self._weights = weights
+        self._tells_recomputed = tells_recomputed
+        self._ledger = Ledger({replay.name: replay for replay in replays_of(request)})
         self._attempt = Attempt(-1, "", 0, 0.0, None, 0)
         #: What is known of the model that the current attempt's worker runs.
         self._stops = Stops()
@@ -238,7 +245,12 @@ class Reader:
 
     def _view(self, now: float, before: int) -> View:
         dialect = self._dialect or self._attempt.dialect or self._attempt.hint or Dialect.CUMULATIVE
-        return View(self._ledger, self._attempt, dialect, self.rid, now, before, self._request.hides_prompt)
+        return View(
+            *(self._ledger, self._attempt, dialect, self.rid, now, before),
+            hides_prompt=self._request.hides_prompt,
+            prompt_tokens=self._request.prompt_tokens,
+            tells_recomputed=self._tells_recomputed,
+        )
 
     def _account(self, data: bytes, now: float, whole: bytes) -> int | None:
         """Check an event and count it. Returns the attempt's tokens before it; None if it is no part of an answer.
@@ -270,6 +282,14 @@ class Reader:
         ids = event.output_ids
         if total is UNSET or ids is UNSET:
             raise Foreign("an event without output_ids or completion_tokens")
+        spans = stated(meta.weight_versions, total) if bytes(meta.weight_versions) else None
+        if attempt.base and total and not before:
+            version = spans[0].version if spans else meta.weight_version
+            if not self._weights.fits(self._versions(), version):
+                self._stop(End.REFUSED, f"weight_version {version}, by --weight-version-policy {self._weights.text}")
+                return None
+        if self._ledger.replays:
+            self._note_rows(event, data, last, total)
         if isinstance(ids, list):
             if len(ids) != total - before:
                 raise ValueError(f"{len(ids)} ids where completion_tokens went from {before} to {total}")
@@ -290,12 +310,37 @@ class Reader:
             attempt.tokens = self.attempt_tokens = total
             attempt.last_delta = total - before
             self.delivered = attempt.base + total
+        if spans is not None:
+            attempt.state(spans)
         attempt.newest = data
         if last is Kind.FINISH:
             self._finished, self._aborted = True, finish_type(event) == "abort"
             if meta.finish_reason is not None and not self._aborted:
                 self._stops.learn(self._request, meta.finish_reason, before, total)
         return before
+
+    def _note_rows(self, event: Delta | Whole, data: bytes, last: Kind, total: int) -> None:
+        """Rows to replay that an event tells, or must. Raises `ValueError` if they are none, or none are there."""
+        base, finish = self._attempt.base, last is Kind.FINISH
+        if finish and not base:
+            return  # the client's as it is
+        for replay in self._ledger.replays.values():
+            value = meta_of(data).get(replay.name) if finish or replay.key in data else None
+            if value is None:
+                if finish and replay.owed and finish_type(event) != "abort":
+                    raise ValueError(f"a finish without {replay.name}")
+                continue
+            if base:
+                replay.check(value, self._request.prompt_tokens + base + total)
+            if not finish:
+                replay.note(value, base + total)
+
+    def _versions(self) -> list[object]:
+        """Those of the answer's tokens, in their order."""
+        spans: list[Span] = list(self._ledger.spans)
+        if not self._settled:
+            spans += self._attempt.spans()
+        return [span.version for span in spans if span.end > span.start]
 
     def _last(self, event: Delta | Whole, data: bytes, whole: bytes) -> Kind:
         """What an event that is no mere progress is; an error ends the attempt and is held back."""
@@ -442,9 +487,15 @@ class Reader:
                 self._absorb()
             except UNREADABLE as exc:
                 raise CannotComplete(IDS) from exc
+            for replay in self._ledger.replays.values():
+                try:
+                    replay.settle(self._request.prompt_tokens, self._attempt.base, self.delivered)
+                except ValueError as exc:
+                    raise CannotComplete(replay.name) from exc
 
     def _absorb(self) -> None:
         attempt, ledger = self._attempt, self._ledger
+        ledger.draws.append(attempt.deterministic)
         top = read_fields(attempt.newest)
         meta = read_fields(top["meta_info"])
         if ledger.text and not attempt.deltas:

@@ -15,6 +15,7 @@ from msgspec import Raw
 
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.ledger import Attempt, Count, Counter, Ledger
+from dyn_relay.formats.sglang.replay import SWITCHES
 from dyn_relay.formats.sglang.spans import parse, render, shift
 from dyn_relay.formats.sglang.wire import Fields, is_list, joined, plain, raw, read_fields, read_rows, write
 from dyn_relay.formats.sglang.wire import inside as _inside
@@ -32,6 +33,7 @@ class Rule(enum.Enum):
     REASON = "`length` plus the tokens delivered before"
     SPANS = "the earlier attempts' spans, then this one's, shifted"
     MEASURED = "measured here, over all attempts"
+    REPLAY = "all rows; those of an earlier attempt's tokens are that one's, if it told them"
     SENT = "kept where an uninterrupted stream would have it"
     LATEST = "this attempt's value"
 
@@ -87,12 +89,11 @@ _BY_RULE: dict[Rule, tuple[str, ...]] = {
         "request_received_ts",
         "api_server_dispatch_finish_ts",
     ),
+    Rule.REPLAY: tuple(SWITCHES),
     Rule.SENT: ("response_sent_to_client_ts",),
     Rule.LATEST: (
         "weight_version",
         "dp_rank",
-        "routed_experts",
-        "indexer_topk",
         "request_finished_ts",
         "spec_cap_length",
         "spec_block_accept_length",
@@ -111,6 +112,9 @@ RATIOS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 
 IDS = "output_ids"
+
+#: A key of ours in `meta_info`, only where it is asked for: by field, intervals [start, end) of positions.
+RECOMPUTED = "dyn_relay_recomputed_rows"
 
 _NONE = Raw(b"[]")
 
@@ -157,6 +161,9 @@ class View:
     before: int = 0
     #: The client has not asked for the prompt's ids.
     hides_prompt: bool = False
+    prompt_tokens: int = 0
+    #: Say in `RECOMPUTED` which rows were computed again.
+    tells_recomputed: bool = False
 
     def event(self, data: bytes) -> tuple[Fields, Fields]:
         """An event's (top level, meta_info) in the client's view. Raises `Foreign`, `NotJson`."""
@@ -190,6 +197,8 @@ class View:
         for name, pairs in RATIOS.items():
             if name in result:
                 result[name] = self._ratio(pairs, result) or result[name]
+        if self.tells_recomputed and (again := recomputed(self.ledger)):
+            result[RECOMPUTED] = raw(again)
         return result
 
     def _field(self, name: str, value: Raw, meta: Fields) -> Raw | None:
@@ -211,6 +220,8 @@ class View:
                 if not self.ledger.spans or spans is None:
                     return value if not base else None
                 return render([*self.ledger.spans, *shift(spans, base)])
+            case Rule.REPLAY:
+                return self._replayed(name, value)
             case Rule.MEASURED:
                 return self._measured(name, value, meta) if self.attempt.number else value
             case Rule.SENT:
@@ -275,6 +286,12 @@ class View:
             parts.append(tail.text)
         return joined(parts)
 
+    def _replayed(self, name: str, value: Raw) -> Raw:
+        replay, base = self.ledger.replays.get(name), self.attempt.base
+        if replay is None or not base:
+            return value
+        return replay.shown(value, self.prompt_tokens, base, base + self.attempt.tokens)
+
     def _sum(self, name: str, value: Raw) -> Raw:
         earlier, own = self.ledger.sums.get(name), counter(value)
         return value if earlier is None or own is None else raw(added(earlier.value, own))
@@ -320,6 +337,11 @@ def snapshot(ledger: Ledger, top: Fields, meta: Fields) -> None:
     """Keep the prompt's metadata of the first event there is; later attempts' prompts are longer than the client's."""
     ledger.first = {name: value.copy() for name, value in meta.items() if rule(name) is Rule.FIRST}
     ledger.first_body = {"prompt_token_ids": top["prompt_token_ids"].copy()} if "prompt_token_ids" in top else {}
+
+
+def recomputed(ledger: Ledger) -> dict[str, list[tuple[int, int]]]:
+    """The rows that were computed again, by field, as far as the client was shown any."""
+    return {name: replay.recomputed for name, replay in ledger.replays.items() if replay.recomputed}
 
 
 def add_counters(ledger: Ledger, meta: Fields, tokens: int) -> None:
