@@ -107,6 +107,18 @@ def later(request: Request, traits: Traits, rid: str, ids: array[int]) -> bytes:
     return request.edited(fields, sampling, _BOUND_TO_WORKER | {"text"})
 
 
+def rows_alone(request: Request, rid: str, ids: array[int]) -> bytes:
+    """For the rows to replay of an answer that has all its tokens: nothing is generated.
+
+    Of a budget of 0 SGLang 0.5.23 goes through the prompt, and tells its rows but the last, as of any other sequence.
+    """
+    delivered = ",".join(map(str, ids)).encode()
+    prompt = joined([inside(request.prompt or NULL), delivered])
+    fields: Fields = {"stream": TRUE, "rid": raw(rid), "input_ids": prompt, "return_logprob": raw(False)}
+    sampling: Fields = {"max_new_tokens": raw(0), "min_new_tokens": raw(0)}
+    return request.edited(fields, sampling, _BOUND_TO_WORKER | {"text"})
+
+
 def ends_apart(request: Request, one: Traits, other: Traits) -> bool:
     """Would the request's answer end at the context limit of one of two workers, and elsewhere on the other?"""
     if one.max_input is None or other.max_input is None or one.max_input == other.max_input:

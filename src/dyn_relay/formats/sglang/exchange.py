@@ -21,15 +21,26 @@ from dyn_relay.formats.base import (
 from dyn_relay.formats.sglang import continuation, errors, fold
 from dyn_relay.formats.sglang.admission import judge
 from dyn_relay.formats.sglang.dialect import Dialect
-from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, Fault, error_object
+from dyn_relay.formats.sglang.events import (
+    DONE,
+    DONE_EVENT,
+    Fault,
+    Kind,
+    error_object,
+    fault,
+    kind,
+    meta_of,
+    total_of,
+    whole_decoder,
+)
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.needs import needs_of
 from dyn_relay.formats.sglang.reader import UNREADABLE, Reader
-from dyn_relay.formats.sglang.rebase import recomputed
+from dyn_relay.formats.sglang.rebase import RECOMPUTED, recomputed
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
 from dyn_relay.formats.sglang.stops import Stops
-from dyn_relay.formats.sglang.wire import Fields, plain, read_fields, write
+from dyn_relay.formats.sglang.wire import Fields, plain, raw, read, read_fields, write
 from dyn_relay.formats.weights import WeightPolicy
 
 PATH = "/generate"
@@ -67,6 +78,8 @@ class SglangExchange(Reader):
         self._whole: Answer | None = None
         #: The finish that was made here.
         self._local: tuple[Fields, Fields] | None = None
+        #: The reason of one that is made as soon as its rows to replay are there; {} for none.
+        self._owed_finish: dict[str, object] = {}
 
     def admit(self, traits: Traits) -> Verdict:
         """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
@@ -134,7 +147,10 @@ class SglangExchange(Reader):
         self._begin(attempt)
         if not self.verdict.migratable:
             return Outbound(request.method, PATH, request.body, request.content_type)
-        if number == 0:
+        if self._owed_finish:
+            self._take = self._take_rows
+            body = continuation.rows_alone(request, rid, self._ledger.ids)
+        elif number == 0:
             body = continuation.first(request, traits, rid)
         else:
             body = continuation.later(request, traits, rid, self._ledger.ids)
@@ -193,16 +209,17 @@ class SglangExchange(Reader):
         if not self.verdict.migratable:
             return None
         self._settle()
+        self._owed_finish = {}
         reason = self._own_finish()
         if reason is None and self._stops.may_have_ended(self._request, len(self._ledger.ids)):
             raise CannotComplete("eos")
         if reason is None or self._ledger.template is None:
             return None
-        missing = self._only_the_engine_has()
-        if missing:
-            raise CannotComplete(missing)
         if self._ledger.text:
             raise CannotComplete("text")  # an engine tells what it has withheld, and takes back what ended the answer
+        if self._owes_rows:
+            self._owed_finish = reason  # once an engine, asked for nothing else, has told them
+            return None
         return self._finish(self._ledger.template, reason, now)
 
     def abort(self, now: float) -> bytes | None:
@@ -220,12 +237,35 @@ class SglangExchange(Reader):
         self._settle()
         if self._ledger.template is None:
             return self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
-        return None if self._only_the_engine_has() else self._finish(self._ledger.template, fold.ABORTED, now)
+        return None if self._owes_rows else self._finish(self._ledger.template, fold.ABORTED, now)
 
-    def _only_the_engine_has(self) -> str:
-        return next((name for name, replay in self._ledger.replays.items() if replay.owed), "")
+    @property
+    def _owes_rows(self) -> bool:
+        return any(replay.owed for replay in self._ledger.replays.values())
 
-    def _finish(self, template: tuple[Fields, Fields], reason: dict[str, object], now: float) -> bytes:
+    def _take_rows(self, whole: bytes, data: bytes, now: float) -> bytes:
+        """An event of an attempt that was asked for rows alone. Raises `ValueError` if it is not its finish."""
+        event = read(whole_decoder, data)
+        if kind(event) is Kind.ERROR:
+            self._fail(fault(event), data, whole)
+            return b""
+        meta = meta_of(data)
+        if kind(event) is not Kind.FINISH or total_of(event) or plain(meta["id"]) != self._attempt.rid:
+            raise ValueError("more than the rows that it was asked for")
+        rows: Fields = {}
+        for name, replay in self._ledger.replays.items():
+            if name in meta:
+                rows[name] = replay.shown(meta[name], self.prompt_tokens, self.delivered, self.delivered)
+            elif replay.owed:
+                raise ValueError(f"a finish without {name}")
+        if self._tells_recomputed:
+            rows[RECOMPUTED] = raw(recomputed(self._ledger))
+        assert self._ledger.template is not None
+        return self._finish(self._ledger.template, self._owed_finish, now, rows)
+
+    def _finish(
+        self, template: tuple[Fields, Fields], reason: dict[str, object], now: float, rows: Fields | None = None
+    ) -> bytes:
         self._local = fold.finish(
             template,
             reason,
@@ -233,6 +273,7 @@ class SglangExchange(Reader):
             now - self._ledger.opened,
             self._dialect or self._attempt.hint or Dialect.CUMULATIVE,
             self._ledger.last_delta,
+            rows or {},
         )
         self.end = End.ABORTED if reason["type"] == "abort" else End.FINISHED
         self._whole = self._fault = None
