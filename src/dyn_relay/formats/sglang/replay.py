@@ -110,8 +110,12 @@ class Replay:
         for at in range(0, len(text), _STRIDE):
             piece = text[at : at + _STRIDE]
             if at + _STRIDE < len(text) and bytes(piece[-1:]) == b"=":
-                raise ValueError(f"{self.name} ends before its end")
-            yield binascii.a2b_base64(piece, strict_mode=True)
+                raise ValueError(f"{self.name}: padding in its midst")
+            try:
+                data = binascii.a2b_base64(piece, strict_mode=True)
+            except binascii.Error as exc:
+                raise ValueError(f"{self.name}: {exc}") from exc
+            yield data
         self._width = width or self._width
 
 
