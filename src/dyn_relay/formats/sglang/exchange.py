@@ -140,7 +140,7 @@ class SglangExchange(Reader):
         pace = continuation.interval(request, traits, self.delivered) if self.verdict.migratable else 0
         self._whole = None
         attempt = Attempt(number, rid, self.delivered, now, hint, pace)
-        attempt.deterministic = traits.deterministic is True
+        attempt.deterministic, attempt.expected = traits.deterministic is True, traits.weight_version
         if self.delivered and self._ledger.text:
             before, ids = request.last_ids(CONTEXT), self._ledger.ids
             attempt.seam = Seam(request, before, ids, self._ledger.told, deltas=traits.incremental is True)

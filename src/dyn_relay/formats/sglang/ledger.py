@@ -134,6 +134,7 @@ class Attempt:
         "dialect",
         "echo",
         "events",
+        "expected",
         "fresh",
         "held",
         "hint",
@@ -179,6 +180,8 @@ class Attempt:
         #: Points where the scalar weight_version changed, in this attempt's tokens.
         self.marks: list[tuple[int, object]] = []
         self.version: object = None
+        #: What the worker's infos said of it before its first token; None if nothing.
+        self.expected: object = None
         #: The engine's own word on them, from its first token on.
         self.stated: list[Span] = []
         #: The worker has said that it is.
@@ -199,7 +202,8 @@ class Attempt:
 
     def change(self, version: object, tokens: int, *, keep: bool) -> None:
         """The next event brings `tokens` tokens and another `version`. `keep`: the attempt may go back to here."""
-        if keep and self.checkpoint is None and self.tokens and tokens > 1:
+        before = self.version if self.tokens else self.expected
+        if keep and self.checkpoint is None and tokens > 1 and before not in (None, version):
             pieces = {name: (rows.count, len(rows.text)) for name, rows in self.pieces.items()}
             told = self.told.length
             self.checkpoint = Checkpoint(self.newest, self.tokens, self.last_delta, len(self.marks), pieces, told)
