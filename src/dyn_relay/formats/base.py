@@ -32,6 +32,7 @@ from typing import Protocol
 Headers = list[tuple[bytes, bytes]]
 
 #: One server-sent event: (its bytes as received, the blank line included; its data, lines joined, `b""` for a comment).
+#: A large one in the usual framing (`data: `, its data, LF LF) comes without the first.
 Event = tuple[bytes, bytes]
 
 

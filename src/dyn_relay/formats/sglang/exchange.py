@@ -35,12 +35,12 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.needs import needs_of
-from dyn_relay.formats.sglang.reader import UNREADABLE, Reader
+from dyn_relay.formats.sglang.reader import UNREADABLE, Reader, framed
 from dyn_relay.formats.sglang.rebase import RECOMPUTED, recomputed
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
 from dyn_relay.formats.sglang.stops import Stops
-from dyn_relay.formats.sglang.wire import Fields, plain, raw, read, read_fields, write
+from dyn_relay.formats.sglang.wire import Fields, plain, raw, read, read_fields
 from dyn_relay.formats.weights import WeightPolicy
 
 PATH = "/generate"
@@ -243,12 +243,12 @@ class SglangExchange(Reader):
     def _owes_rows(self) -> bool:
         return any(replay.owed for replay in self._ledger.replays.values())
 
-    def _take_rows(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _take_rows(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         """An event of an attempt that was asked for rows alone. Raises `ValueError` if it is not its finish."""
         event = read(whole_decoder, data)
         if kind(event) is Kind.ERROR:
             self._fail(fault(event), data, whole)
-            return b""
+            return ()
         meta = meta_of(data)
         if kind(event) is not Kind.FINISH or total_of(event) or plain(meta["id"]) != self._attempt.rid:
             raise ValueError("more than the rows that it was asked for")
@@ -261,7 +261,7 @@ class SglangExchange(Reader):
         if self._tells_recomputed:
             rows[RECOMPUTED] = raw(recomputed(self._ledger))
         assert self._ledger.template is not None
-        return self._finish(self._ledger.template, self._owed_finish, now, rows)
+        return (self._finish(self._ledger.template, self._owed_finish, now, rows),)
 
     def _finish(
         self, template: tuple[Fields, Fields], reason: dict[str, object], now: float, rows: Fields | None = None
@@ -278,7 +278,7 @@ class SglangExchange(Reader):
         self.end = End.ABORTED if reason["type"] == "abort" else End.FINISHED
         self._whole = self._fault = None
         self._held = b""
-        return b"data: " + write(self._local[0]) + b"\n\n" + DONE_EVENT if self.streaming else b""
+        return b"".join((*framed(*self._local), DONE_EVENT)) if self.streaming else b""
 
     def answer(self, now: float) -> Answer:
         """The whole answer, after `end` or `complete`; also for streams whose worker answered with a status.

@@ -38,7 +38,7 @@ def unary(ledger: Ledger, body: Fields, meta: Fields, sent: float | None) -> byt
     ordered.update(missing)
     if sent is not None:
         ordered[SENT] = raw(sent)
-    return write({**body, "meta_info": Raw(write(ordered))})
+    return write(body, ordered)
 
 
 def finish(
@@ -74,7 +74,6 @@ def finish(
         body[IDS] = _NOTHING
         if "text" in body:
             body["text"] = raw("")
-    body["meta_info"] = Raw(write(meta))
     return body, meta
 
 

@@ -47,11 +47,11 @@ from dyn_relay.formats.sglang.wire import (
     Foreign,
     NotJson,
     number,
+    parts,
     plain,
     raw,
     read,
     read_fields,
-    write,
 )
 from dyn_relay.formats.weights import WeightPolicy
 
@@ -91,7 +91,7 @@ class Reader:
         self._dialect: Dialect | None = None if request.stream else Dialect.CUMULATIVE
         #: The first worker has said that its ids are deltas; whether its rows are, no event has shown.
         self._deltas_said = False
-        self._take: Callable[[bytes, bytes, float], bytes] = self._blind
+        self._take: Callable[[bytes, bytes, float], Sequence[bytes]] = self._blind
         self._finished = self._aborted = False
         #: Something of a request that is not migratable has gone to the client.
         self._shown = False
@@ -158,7 +158,7 @@ class Reader:
                     out.append(self._done(whole))
                 else:
                     # JSON has line ends between its words only; in an event that is written again they would end it.
-                    out.append(self._take(whole, data.replace(b"\n", b" "), now))
+                    out += self._take(whole, data.replace(b"\n", b" "), now)
         except UNREADABLE as exc:
             # NotJson and Foreign are ValueErrors; so is a count that does not add up.
             self._stop(End.GARBAGE, str(exc))
@@ -173,13 +173,13 @@ class Reader:
         self.end = End.ABORTED if self._aborted else End.FINISHED
         return whole if self.streaming else b""
 
-    def _plain(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _plain(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         try:
-            return b"" if self._account(data, now, whole) is None else whole
+            return () if self._account(data, now, whole) is None else as_received(whole, data)
         except Foreign as exc:
             return self._foreign(exc, whole, data, now)
 
-    def _foreign(self, exc: Foreign, whole: bytes, data: bytes, now: float) -> bytes:
+    def _foreign(self, exc: Foreign, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         """Another server, or another release: its answers pass, but we cannot continue them, nor continue with them."""
         if self._attempt.events or self._attempt.base:
             raise exc
@@ -194,7 +194,7 @@ class Reader:
         waits = bool(attempt.held) or (attempt.seam is not None and attempt.seam.waits)
         return attempt.events > 0 or waits or self._finished
 
-    def _rebased(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _rebased(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         attempt = self._attempt
         if self._dialect is None and self.delivered and not attempt.events:
             waits = not attempt.held and kind(read(whole_decoder, data)) is Kind.PROGRESS
@@ -202,7 +202,7 @@ class Reader:
                 self._dialect = self._adopted(known)
             elif waits:
                 attempt.held = data
-                return b""
+                return ()
             else:
                 return self._release(whole, data, now)
         try:
@@ -210,7 +210,7 @@ class Reader:
         except Foreign as exc:
             return self._foreign(exc, whole, data, now)
 
-    def _release(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _release(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         """The second event shows the dialect (or the first is the last one, and may as well be the default's)."""
         held, self._attempt.held = self._attempt.held, b""
         event = read(whole_decoder, data)
@@ -221,27 +221,28 @@ class Reader:
         before, total = total_of(read(whole_decoder, held)), total_of(event)
         shown_deltas = bool(deltas(count(event.output_ids), before, total))
         self._dialect = self._adopted(spoken(data, held, shown_deltas, before, total))
-        return self._show(b"", held, now) + self._show(whole, data, now)
+        return [*self._show(b"", held, now), *self._show(whole, data, now)]
 
     def _adopted(self, dialect: Dialect) -> Dialect:
         """A continuation's dialect as the client's, unless the first worker has said that its ids are deltas."""
         return Dialect.INCREMENTAL if self._deltas_said and not dialect.ids_are_deltas else dialect
 
-    def _show(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _show(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         attempt = self._attempt
         before = self._account(data, now, whole)
         if before is None:
-            return b""
+            return ()
         view = self._view(now, before)
         if not view.dialect.rows_are_deltas:
             self._gather(data)
-        attempt.body = view.event(data)
-        return b"data: " + write(attempt.body[0]) + b"\n\n"
+        shown = view.event(data)
+        attempt.body = None if self._finished else shown
+        return framed(*shown)
 
-    def _folded(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _folded(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         if self._account(data, now, whole) is not None:
             self._gather(data)
-        return b""
+        return ()
 
     def _view(self, now: float, before: int) -> View:
         dialect = self._dialect or self._attempt.dialect or self._attempt.hint or Dialect.CUMULATIVE
@@ -312,7 +313,8 @@ class Reader:
             self.delivered = attempt.base + total
         if spans is not None:
             attempt.state(spans)
-        attempt.newest = data
+        if last is not Kind.FINISH or not self.streaming:
+            attempt.newest = data  # a stream's finish is not needed again, and large if anything is
         if last is Kind.FINISH:
             self._finished, self._aborted = True, finish_type(event) == "abort"
             if meta.finish_reason is not None and not self._aborted:
@@ -361,9 +363,9 @@ class Reader:
         """An event under the rid that the client knows."""
         fields = read_fields(data) if self._attempt.rid != self.rid else {}
         if "meta_info" not in fields:
-            return whole
+            return b"".join(as_received(whole, data))
         named = {**read_fields(fields["meta_info"]), "id": raw(self.rid)}
-        return b"data: " + write({**fields, "meta_info": Raw(write(named))}) + b"\n\n"
+        return b"".join(framed(fields, named))
 
     def _learn(self, data: bytes, ids: Raw, before: int, total: int) -> None:
         """Tell the attempt's dialect from an event, if it shows."""
@@ -451,26 +453,27 @@ class Reader:
         for name, value in lists.items():
             attempt.pieces.setdefault(name, Rows()).add(value)
 
-    def _blind(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _blind(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         """An event of a request that is not continued: it passes, unless it says that there will be no answer."""
         try:
             event = read(whole_decoder, data)
             word = kind(event)
         except (Foreign, NotJson):
             self._shown = True
-            return whole
-        whole = self._renamed(whole, data)
+            return as_received(whole, data)
+        if self._attempt.rid != self.rid:
+            whole = self._renamed(whole, data)
         meta = event.meta_info
         if event.index is None and word is Kind.ERROR:
             self._fail(fault(event), data, whole)
-            return b""
+            return ()
         if meta is not None and isinstance(meta.completion_tokens, int):
             self._counts[event.index or 0] = meta.completion_tokens
             self.delivered = self.attempt_tokens = sum(self._counts.values())
         if event.index is None and word in (Kind.FINISH, Kind.ABORT_ECHO):
             self._finished, self._aborted = True, finish_type(event) == "abort"
         self._shown = True
-        return whole
+        return as_received(whole, data)
 
     def _settle(self) -> None:
         """Move the current attempt's account into the ledger, once. Raises `CannotComplete` if it cannot be read."""
@@ -534,6 +537,16 @@ class Reader:
         else:
             rows.add(value)
         self._ledger.rows.setdefault(name, Rows()).extend(rows)
+
+
+def as_received(whole: bytes, data: bytes) -> Sequence[bytes]:
+    """An event as it came, in parts."""
+    return (whole,) if whole else (b"data: ", data, b"\n\n")
+
+
+def framed(top: Fields, meta: Fields) -> Sequence[bytes]:
+    """An event that is written here, in parts."""
+    return (b"data: ", *parts(top, meta), b"\n\n")
 
 
 def _text_of(top: Fields) -> str:

@@ -166,7 +166,7 @@ class View:
     tells_recomputed: bool = False
 
     def event(self, data: bytes) -> tuple[Fields, Fields]:
-        """An event's (top level, meta_info) in the client's view. Raises `Foreign`, `NotJson`."""
+        """An event's (top level, meta_info) in the client's view, for `write`. Raises `Foreign`, `NotJson`."""
         top = read_fields(data)
         meta = read_fields(top["meta_info"])
         attempt = self.attempt
@@ -176,7 +176,7 @@ class View:
             # The whole lists of a first attempt are what the client sees; only the name is not.
             if "id" in meta:
                 meta["id"] = raw(self.rid)
-            return {**top, "meta_info": Raw(write(meta))}, meta
+            return top, meta
         meta = self.meta(meta)
         body = dict(top)
         if "text" in body:
@@ -184,7 +184,6 @@ class View:
         body[IDS] = self._ids(top[IDS])
         if self.ledger.first is not None and body.pop("prompt_token_ids", None) is not None:
             body.update(self.ledger.first_body)
-        body["meta_info"] = Raw(write(meta))
         return body, meta
 
     def meta(self, meta: Fields) -> Fields:
