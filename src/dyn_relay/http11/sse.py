@@ -44,7 +44,7 @@ class Splitter:
 
         Each is (its bytes as received, blank line included; the payload of its data lines, joined with LF: `b""` for
         a block of comments or other fields). The raw parts, joined, are the stream up to its last boundary; but that of
-        a block of `LARGE` bytes which is `data: `, its payload and LF LF is left out, `b""`.
+        a block of `LARGE` bytes or more which is `data: `, its payload and LF LF may be left out, `b""`.
         Raises `EventTooLarge`, whether or not the event is whole yet; the splitter cannot be used after that.
         """
         # By far the most common read: one event of one data line, whole.
