@@ -43,7 +43,12 @@ class App:
         self._wall = wall
         rng = random.Random(config.seed)
         self._rng = rng
-        self._format = catalog.make(config.format, config.on_abort)
+        self._format = catalog.make(
+            config.format,
+            config.on_abort,
+            config.weight_version_policy,
+            tell_recomputed_rows=config.tell_recomputed_rows,
+        )
         self._pool = Pool(
             network,
             idle_secs=config.upstream_pool_idle_timeout_secs,

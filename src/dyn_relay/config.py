@@ -52,6 +52,12 @@ def _is_key(value: object) -> None:
         raise ValueError("must be printable ASCII without blanks or line ends")
 
 
+def _is_weight_policy(value: object) -> None:
+    from dyn_relay.formats.weights import WeightPolicy  # late, as below
+
+    WeightPolicy(str(value))
+
+
 def _are_urls(value: object) -> None:
     if not value:
         return
@@ -127,6 +133,19 @@ class Config:
     )
     on_abort: OnAbort = _option(
         MIGRATION, "relay", "What to do when an engine says that somebody aborted the request: relay it, or resume."
+    )
+    weight_version_policy: str = _option(
+        MIGRATION,
+        "any",
+        "Which weights may continue an answer: any, same (as made its newest token), or max-lag=N (no two versions of "
+        "an answer further apart than N; one that is no integer has no lag, and only equals fit).",
+        verify=_is_weight_policy,
+    )
+    tell_recomputed_rows: bool = _option(
+        MIGRATION,
+        False,
+        "Say in meta_info.dyn_relay_recomputed_rows which rows of routed_experts and indexer_topk a later worker has "
+        "computed again.",
     )
     suspect_attempts: int = _option(
         MIGRATION,

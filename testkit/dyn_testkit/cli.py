@@ -82,7 +82,10 @@ _AT_LEAST_0, _AT_LEAST_1, _SECONDS = click.IntRange(0), click.IntRange(1), click
 @click.option("--max-queued-requests", type=_AT_LEAST_0, default=None)
 @click.option("--api-key", default=None)
 @click.option("--routed-experts", is_flag=True)
-@click.option("--expert-mark", type=click.IntRange(0, 2**30), default=0, help="Added to every expert id.")
+@click.option("--indexer-topk", is_flag=True)
+@click.option("--expert-mark", type=click.IntRange(0, 2**30), default=0, help="Added to every number of these rows.")
+@click.option("--early-rows", is_flag=True, help="Each event has these rows, not the finish alone.")
+@click.option("--ignore-seeds", is_flag=True, help="No deterministic inference: every request has a draw of its own.")
 @click.option("--health-delay", type=_SECONDS, default=0.0, show_default=True)
 @click.option(
     "--death-delay",
@@ -116,6 +119,7 @@ def main(host: str, port: int, dialect: str, faults: tuple[Fault, ...], **flags:
         dialect=cast(Dialect, dialect),
         skip_tokenizer_init=tokenizer is None,
         tokenizer=tokenizer or PLAIN,
+        deterministic=not flags.pop("ignore_seeds"),
         abort_match="exact" if flags.pop("exact_abort") else "prefix",
         **flags,
     )

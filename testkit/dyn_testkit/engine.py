@@ -240,6 +240,12 @@ def expert_row(model: Model, history: int) -> list[int]:
     return [mix(mix(history, 13), column) % model.experts for column in range(width)]
 
 
+def indexer_row(model: Model, history: int) -> list[int]:
+    """Positions that an indexer chooses for the last token of a history: as many numbers as `expert_row` has."""
+    width = model.layers * model.experts_per_token
+    return [mix(mix(history, 17), column) % model.context_length for column in range(width)]
+
+
 def budget(model: Model, prompt_tokens: int, max_new_tokens: int | None) -> int:
     """Tokens that a request may generate once the context limit is applied (SGLang's `max_req_len - L - 1`)."""
     wanted = UNLIMITED if max_new_tokens is None else max_new_tokens

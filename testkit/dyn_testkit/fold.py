@@ -62,6 +62,7 @@ class Meta(_Always, total=False):
     output_top_logprobs: Alternatives
     output_token_ids_logprobs: Alternatives
     routed_experts: str
+    indexer_topk: str
 
 
 class _Event(TypedDict):

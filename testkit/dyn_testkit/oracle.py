@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ class Oracle:
     tokenizer: Tokenizer | None = None
     defaults: Mapping[str, Any] | None = None
     routed_experts: bool = False
+    indexer_topk: bool = False
     expert_mark: int = 0
     tokens_per_tick: int = 1
 
@@ -68,7 +69,10 @@ class Oracle:
         if body.get("return_logprob"):
             meta |= self._logprobs(body, prompt, steps)
         if self.routed_experts and body.get("return_routed_experts"):
-            meta["routed_experts"] = self._experts([*prompt, *ids], body.get("routed_experts_start_len", 0))
+            start = body.get("routed_experts_start_len", 0)
+            meta["routed_experts"] = self._rows([*prompt, *ids], start, engine.expert_row)
+        if self.indexer_topk and body.get("return_indexer_topk"):
+            meta["indexer_topk"] = self._rows([*prompt, *ids], 0, engine.indexer_row)
         value: dict[str, Any] = {"output_ids": ids, "meta_info": meta}
         if self.tokenizer is not None:
             value["text"] = self._text(prompt, ids, finish, sampling, bool(body.get("stream")))
@@ -113,11 +117,11 @@ class Oracle:
             keys["input_token_ids_logprobs"], keys["output_token_ids_logprobs"] = rows(lambda view: chosen)
         return keys
 
-    def _experts(self, sequence: list[int], start: int) -> str:
+    def _rows(self, sequence: list[int], start: int, row: Callable[[Model, int], list[int]]) -> str:
         numbers: list[int] = []
         for end in range(start + 1, len(sequence)):
-            row = engine.expert_row(self.model, engine.absorb(engine.EMPTY, sequence[:end]))
-            numbers += [self.expert_mark + expert for expert in row]
+            found = row(self.model, engine.absorb(engine.EMPTY, sequence[:end]))
+            numbers += [self.expert_mark + number for number in found]
         return base64.b64encode(struct.pack(f"<{len(numbers)}i", *numbers)).decode()
 
     def _text(

@@ -29,6 +29,8 @@ QUICK = 1.0
 INFO_TIMEOUT = 5.0
 #: Time that a worker which failed an attempt gets to show that it lives.
 LIFE_SIGN_TIMEOUT = 2.0
+#: Seconds for which what was read of them counts as news, however many ask.
+NEWS = 1.0
 #: A ready worker's infos are read again after so many good probes: weights are updated in place.
 REREAD = 6
 
@@ -140,6 +142,8 @@ class Watch:
         self._questioning = trio.Lock()
         self._answered_at = -math.inf
         self._lives = True
+        self._learning = trio.Lock()
+        self._learnt_at = -math.inf
 
     async def run(self) -> None:
         """Probe until `stop`."""
@@ -189,6 +193,13 @@ class Watch:
                 self._lives = await self._examiner.lives(self.worker)
                 self._answered_at = self._clock()
             return self._lives
+
+    async def relearn(self) -> None:
+        """Read its infos now; one that asks while another does has what that one reads."""
+        async with self._learning:
+            if self._clock() - self._learnt_at >= NEWS:
+                await self._survive(self._examiner.learn(self.worker))
+                self._learnt_at = self._clock()
 
     async def _probe(self) -> None:
         self._begun += 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 import trio
@@ -76,6 +76,11 @@ class Fleet:
     def workers(self) -> tuple[Worker, ...]:
         """Everybody, draining ones included, in the order of joining."""
         return tuple(self._workers.values())
+
+    @property
+    def staying(self) -> tuple[Worker, ...]:
+        """Everybody but the draining ones."""
+        return tuple(worker for worker in self._workers.values() if worker.state is not State.DRAINING)
 
     def get(self, id_or_url: str) -> Worker | None:
         """A worker by id or URL."""
@@ -220,6 +225,13 @@ class Fleet:
         """After a failure: does the worker answer at all? False within a few seconds if it does not."""
         watch = self._watches.get(worker.id)
         return watch is not None and await watch.lives()
+
+    async def relearn(self, workers: Iterable[Worker]) -> None:
+        """Read the infos of those that listen again, unless that was done just now."""
+        watches = [self._watches[one.id] for one in workers if one.state is not State.DEAD and one.id in self._watches]
+        async with trio.open_nursery() as nursery:
+            for watch in watches:
+                nursery.start_soon(watch.relearn)
 
     # -- inside
 

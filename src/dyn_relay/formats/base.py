@@ -24,7 +24,7 @@ finished without another worker; if not, the next `dispatch` is a continuation.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,6 +32,7 @@ from typing import Protocol
 Headers = list[tuple[bytes, bytes]]
 
 #: One server-sent event: (its bytes as received, the blank line included; its data, lines joined, `b""` for a comment).
+#: A large one in the usual framing (`data: `, its data, LF LF) comes without the first.
 Event = tuple[bytes, bytes]
 
 
@@ -105,6 +106,11 @@ class Traits:
     sampling_defaults: dict[str, object] | None = None
     #: Longest prompt that the worker takes, in tokens.
     max_input: int | None = None
+    #: What it samples depends on (seed, position) alone: a continuation elsewhere draws what this one would have drawn.
+    deterministic: bool | None = None
+    #: It gives rows to replay to those who ask: of its experts, of its indexer.
+    routed_experts: bool | None = None
+    indexer_topk: bool | None = None
 
 
 UNKNOWN = Traits()
@@ -200,8 +206,14 @@ class Exchange(Protocol):
     def fingerprint(self) -> bytes:
         """The same for two requests that would do the same to an engine, whatever their rid."""
 
-    def compatible(self, traits: Traits) -> bool:
-        """May an attempt after the first go to a worker with these traits?"""
+    def lacks(self, traits: Traits) -> str:
+        """What the request asks for and a worker with these traits has not said to have; "" if it has all.
+
+        Such a worker gets no attempt while there is one that lacks nothing.
+        """
+
+    def unfit(self, traits: Traits) -> str:
+        """Why no attempt after the first may go to a worker with these traits, in a word or two; "" if one may."""
 
     def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
         """Begin the next attempt, under the name `rid`; the first gives the client's request, later ones continuations.
@@ -259,6 +271,15 @@ class Exchange(Protocol):
 
     def crossed_versions(self) -> bool:
         """True if the answer's tokens come from more than one weight version."""
+
+    def resampled(self) -> bool:
+        """True if an uninterrupted run might have drawn other tokens: the answer is a valid sample, not that one."""
+
+    def recomputed(self) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """Rows to replay that the client has from a later attempt than the one that computed them first.
+
+        By field, half-open intervals of positions in prompt and answer; fields without any are missing.
+        """
 
 
 class Format(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -36,8 +36,11 @@ class OpaqueExchange:
     def fingerprint(self) -> bytes:
         return b""
 
-    def compatible(self, traits: Traits) -> bool:
-        return True
+    def lacks(self, traits: Traits) -> str:
+        return ""
+
+    def unfit(self, traits: Traits) -> str:
+        return ""
 
     def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
         return self._outbound
@@ -78,3 +81,9 @@ class OpaqueExchange:
 
     def crossed_versions(self) -> bool:
         return False
+
+    def resampled(self) -> bool:
+        return False
+
+    def recomputed(self) -> Mapping[str, Sequence[tuple[int, int]]]:
+        return {}

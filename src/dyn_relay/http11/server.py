@@ -298,16 +298,17 @@ class ServerConnection:
             fields.append((b"connection", b"keep-alive"))
         return status_head(status, fields)
 
-    def frame(self, data: bytes) -> bytes:
-        """Body bytes of the streamed answer as they go on the wire."""
+    def frame(self, data: bytes, head: bytes = b"", *, last: bool = False) -> bytes:
+        """Body bytes of the streamed answer as they go on the wire, after its head, before its end: one copy of all."""
         if self._chunked:
-            return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            end = self.last() if last else b""
+            return b"".join((head, b"%x\r\n" % len(data), data, b"\r\n", end)) if data else head + end
         if self._bodiless:
-            return b""
-        if not self._close_delimited:
+            data = b""
+        elif not self._close_delimited:
             data = data[: self._remaining]  # a byte more would be read as the start of the next answer
             self._remaining -= len(data)
-        return data
+        return head + data + (self.last() if last else b"")
 
     def last(self) -> bytes:
         """The end of the streamed answer. A sized body that lacks bytes stays incomplete: `serve` will break it off."""

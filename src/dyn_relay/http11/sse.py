@@ -17,6 +17,8 @@ _BOUNDARY = re.compile(rb"\n\r?\n")
 _BLANK = re.compile(rb"\r?\n")
 _BOM = b"\xef\xbb\xbf"
 _FIRST_BLANK = re.compile(rb"(?:\xef\xbb\xbf)?\r?\n")
+#: Bytes of an event of which there is one copy, not two: it may be 128 MiB.
+LARGE = 1 << 20
 #: Bytes of a boundary that may already be there when the rest of it arrives.
 _OVERLAP = 2
 
@@ -41,7 +43,8 @@ class Splitter:
         """Take the bytes of one read; return the events that are whole now.
 
         Each is (its bytes as received, blank line included; the payload of its data lines, joined with LF: `b""` for
-        a block of comments or other fields). The raw parts, joined, are the stream up to its last boundary.
+        a block of comments or other fields). The raw parts, joined, are the stream up to its last boundary; but that of
+        a block of `LARGE` bytes or more which is `data: `, its payload and LF LF may be left out, `b""`.
         Raises `EventTooLarge`, whether or not the event is whole yet; the splitter cannot be used after that.
         """
         # By far the most common read: one event of one data line, whole.
@@ -84,10 +87,13 @@ class Splitter:
         start = 0
         with memoryview(source) as view:
             while (end := self._block_end(source, start, max(start, scan), plain)) >= 0:
-                raw = view[start:end].tobytes()
-                if len(raw) > self._max_event:
+                if end - start > self._max_event:
                     raise self._too_large()
-                events.append((raw, _payload(raw[3:] if self._first and raw.startswith(_BOM) else raw)))
+                if end - start >= LARGE and _is_usual(source, start, end):
+                    events.append((b"", view[start + 6 : end - 2].tobytes()))
+                else:
+                    raw = view[start:end].tobytes()
+                    events.append((raw, _payload(raw[3:] if self._first and raw.startswith(_BOM) else raw)))
                 self._first = False
                 start = end
         if source is data:
@@ -118,6 +124,12 @@ class Splitter:
 
     def _too_large(self) -> EventTooLarge:
         return EventTooLarge(f"a server-sent event is larger than {self._max_event} bytes")
+
+
+def _is_usual(source: bytes | bytearray, start: int, end: int) -> bool:
+    """Is a block `data: `, one line, LF LF?"""
+    framed = source.startswith(b"data: ", start) and source.find(b"\n", start) == end - 2
+    return framed and source.find(b"\r", start, end) < 0
 
 
 def _payload(raw: bytes) -> bytes:

@@ -88,22 +88,22 @@ class Downstream:
         self._events, self._delimited = events, delimited and not events
         self._streamed = status
 
-    def wrap(self, body: bytes) -> bytes:
-        """Body bytes of a stream as they go on the wire, the head before the first."""
+    def wrap(self, body: bytes, *, last: bool = False) -> bytes:
+        """Body bytes of a stream as they go on the wire, the head before the first, the end after the last."""
         if self.head_sent:
-            return self.connection.frame(body)
+            return self.connection.frame(body, last=last)
         self.head_sent = True
         self.status = self._streamed
         headers = [*(self._headers or _EVENT_STREAM), (MIGRATABLE_HEADER, self._verdict)]
         head = self.connection.head(self.status, headers, delimited=self._delimited)
-        return head + self.connection.frame(body)
+        return self.connection.frame(body, head, last=last)
 
     def finish(self, body: bytes) -> bytes:
         """As `wrap`, and the end of the answer. Nothing if that was made before: an answer ends once."""
         if self._finished:
             return b""
         self._finished = True
-        return self.wrap(body) + self.connection.last()
+        return self.wrap(body, last=True)
 
     async def send(self, data: bytes) -> None:
         """Wire bytes that `wrap` or `finish` gave. Raises `ConnectionBroken`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 
 import trio
 
-from dyn_relay.formats.base import CannotComplete, End, Exchange
+from dyn_relay.formats.base import Answer, CannotComplete, End, Exchange
 from dyn_relay.relay.attempt import Attempt
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
@@ -14,8 +16,12 @@ from dyn_relay.relay.failure import Failure, Kind
 from dyn_relay.relay.record import Outcome, RequestRecord, publish
 from dyn_relay.relay.state import Step
 
+#: On a whole answer whose tokens come from more than one version of the weights.
+CROSSED_HEADER = b"x-dyn-relay-crossed-versions"
 #: The status of our own error, by the last failure's kind; 502 for the others.
 _STATUS = {Kind.CONNECT: 503, Kind.BUSY: 503, Kind.STALL: 504, Kind.FIRST_TOKEN: 504}
+#: Failures in words that a client can do something with.
+_ENGINES_WORD = (Kind.BUSY, Kind.FAILED, Kind.KEY)
 #: Failures that an error message lists, the last ones.
 HISTORY_SHOWN = 10
 
@@ -45,7 +51,7 @@ class Ending:
             except CannotComplete as exc:
                 await self._fail(502, exc.reason, f"the worker's answer cannot be read: {exc.reason}")
                 return
-            await self._downstream.answer(answer)
+            await self._downstream.answer(self._marked(answer))
         if self._exchange.end is End.ABORTED:
             self.close(Step.ABORT, Outcome.ABORTED, "worker")
         else:
@@ -99,15 +105,17 @@ class Ending:
         self._record.error = kind.value
         self.close(Step.FINISH, Outcome.ENGINE_ERROR, "worker")
 
-    async def nobody_left(self, last: Attempt | None, history: tuple[Failure, ...], *, unfit: bool) -> None:
-        """Every worker was asked, or there is none; `unfit`: there are some, but none that could continue it."""
+    async def nobody_left(self, last: Attempt | None, history: tuple[Failure, ...], unfit: Mapping[str, str]) -> None:
+        """Every worker was asked, or there is none; `unfit`: those that could not continue it, by id, and why."""
         if not history:
             await self._fail(503, "no_worker", "no worker is available")
-        elif unfit:
-            await self.failed("no_fit_worker", history, "; no other worker can take what the continuation needs")
+        elif unfit and (self._exchange.delivered or history[-1].kind not in _ENGINES_WORD):
+            why = ", ".join(f"{worker}: {reason}" for worker, reason in islice(unfit.items(), HISTORY_SHOWN))
+            words = f"; no other worker can take what the continuation needs ({why})"
+            await self.failed("no_fit_worker", history, words)
         elif any(failure.kind is Kind.UNFIT for failure in history):
             await self._fail(502, "continuation_refused", _words(history))
-        elif history[-1].kind in (Kind.BUSY, Kind.FAILED, Kind.KEY) and last is not None:
+        elif history[-1].kind in _ENGINES_WORD and last is not None:
             await self.relay_engine(last, history)
         else:
             await self.failed("no_survivor", history)
@@ -134,7 +142,13 @@ class Ending:
         if self._exchange.streaming:
             await self._downstream.send(self._downstream.finish(rest))
         else:
-            await self._downstream.answer(self._exchange.answer(trio.current_time()))
+            await self._downstream.answer(self._marked(self._exchange.answer(trio.current_time())))
+
+    def _marked(self, answer: Answer) -> Answer:
+        """A whole answer; its head can still say what the head of a stream, long out, cannot."""
+        if not self._exchange.crossed_versions():
+            return answer
+        return replace(answer, headers=[*answer.headers, (CROSSED_HEADER, b"yes")])
 
     async def _fail(self, status: int, reason: str, message: str) -> None:
         """Tell the client that there is no complete answer, so that it cannot be overlooked."""
@@ -157,7 +171,8 @@ class Ending:
         record.completion_tokens = None if self.unseen else exchange.delivered
         record.settle(exchange.delivered)
         record.cached_tokens, record.ended = exchange.cached_tokens, trio.current_time()
-        record.crossed_versions = exchange.crossed_versions()
+        record.crossed_versions, record.resampled = exchange.crossed_versions(), exchange.resampled()
+        record.recomputed_rows = exchange.recomputed()
         if self._native:
             publish(record, context.trace)
             context.metrics.request_ended(outcome.value, record.ttft, exchange.cached_tokens)

@@ -7,7 +7,7 @@ from functools import partial
 
 import trio
 
-from dyn_relay.formats.base import End, Exchange, Reading
+from dyn_relay.formats.base import End, Event, Exchange, Reading
 from dyn_relay.http11.errors import BadResponse
 from dyn_relay.http11.response import ResponseReader
 from dyn_relay.http11.sse import Splitter
@@ -112,10 +112,13 @@ class AnswerReader:
     def _events(self, body: bytes) -> bytes:
         if not body:
             return self._given(b"")
-        events = self._splitter.feed(body)
+        # No name for the events here: what is made of them may be large, and they are, too.
+        return self._given(self._taken(self._fed(self._splitter.feed(body))))
+
+    def _fed(self, events: list[Event]) -> Callable[[float], bytes]:
         if any(data for _, data in events):
             self.last_event = self._clock()  # comments, and parts of an event, are no sign of life
-        return self._given(self._taken(partial(self._exchange.feed, events)))
+        return partial(self._exchange.feed, events)
 
     def _taken(self, take: Callable[[float], bytes]) -> bytes:
         """What the format makes of something, at a time; if that are tokens, it is noted."""

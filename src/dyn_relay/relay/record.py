@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -103,6 +104,10 @@ class RequestRecord:
     cached_tokens: int | None = None
     #: Tokens of more than one weight version are in the answer.
     crossed_versions: bool = False
+    #: An uninterrupted run might have drawn other tokens.
+    resampled: bool = False
+    #: Rows to replay that a later attempt than the first to have them has computed, by field: intervals of positions.
+    recomputed_rows: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     ended: float = 0.0
 
     def settle(self, delivered: int) -> None:
@@ -137,6 +142,8 @@ class RequestRecord:
             "completion_tokens": self.completion_tokens,
             "cached_tokens": self.cached_tokens,
             "crossed_versions": self.crossed_versions,
+            "resampled": self.resampled,
+            "recomputed_rows": self.recomputed_rows,
             "closed_by": self.closed_by,
             "ttft": self.ttft,
             "duration": self.ended - self.started,

@@ -16,6 +16,7 @@ from dyn_relay.http11.server import ServerConnection
 from dyn_relay.net import ConnectionBroken
 from dyn_relay.relay.attempt import Attempt
 from dyn_relay.relay.budget import AttemptBudget, limited, too_long
+from dyn_relay.relay.candidates import Candidates
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
 from dyn_relay.relay.ending import Ending
@@ -68,6 +69,7 @@ class LogicalRequest:
         self._ending = Ending(context, exchange, self._downstream, self.record, native=native)
         self._client = connection.connection
         self._budget = AttemptBudget(context.config.migration_limit)
+        self._candidates = Candidates(context.fleet, exchange, self.record)
         #: The attempt in progress, and the one that failed last.
         self._current: Attempt | None = None
         self._last: Attempt | None = None
@@ -135,8 +137,8 @@ class LogicalRequest:
                 if worker is None:
                     if not self.record.attempts:
                         self._admit(UNKNOWN)  # for the header of what is about to be said
-                    unfit = self._context.fleet.pick(self._budget.excluded) is not None
-                    return await self._ending.nobody_left(self._last, self._budget.history, unfit=unfit)
+                    unfit = self._candidates.unfit(self._budget.excluded)
+                    return await self._ending.nobody_left(self._last, self._budget.history, unfit)
                 failure = await self._try(worker)
                 if failure is not None and failure.kind is Kind.STALE and not self.abort_wished:
                     # Under another name: the worker may have read the request, and be at work on it.
@@ -160,11 +162,18 @@ class LogicalRequest:
 
     async def _choose(self) -> Worker | None:
         """A worker for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
+        known = False
         while True:
             worker = await self._pick()
             if worker is not None:
                 return worker
-            if not self._budget.excluded:
+            excluded = self._budget.excluded
+            if not known and self._candidates.unfit(excluded):
+                # What is known of them may be old: weights are updated in place.
+                known = True
+                await self._wait(partial(self._context.fleet.relearn, self._candidates.left(excluded)))
+                continue
+            if not excluded:
                 if not self._patient():
                     return None
                 await self._wait(partial(trio.sleep, LOOK_INTERVAL))
@@ -175,11 +184,14 @@ class LogicalRequest:
             self._budget = lap
 
     async def _pick(self) -> Worker | None:
+        """One that has all that is asked for; if the fleet has none, any that may: its own answer will say so."""
+        worker = await self._pick_from(self._candidates.has_all)
+        if worker is None and not self._candidates.some_has_all:
+            worker = await self._pick_from(self._candidates.may_take)
+        return worker
+
+    async def _pick_from(self, accept: Callable[[Worker], bool]) -> Worker | None:
         fleet, exchange, excluded = self._context.fleet, self._exchange, self._budget.excluded
-
-        def accept(worker: Worker) -> bool:
-            return not self.record.started_work or exchange.compatible(worker.traits)
-
         if self._proven or not fleet.wary:
             return fleet.pick(excluded, accept)
         while True:

@@ -9,7 +9,7 @@ from dyn_testkit.checkers.base import VOLATILE, Subject, per_answer
 from dyn_testkit.oracle import MEASURED
 
 #: Keys of `meta_info` that only the last event has (SGLang 0.5.23).
-FINISHED = frozenset({"e2e_latency", "weight_versions", "routed_experts"})
+FINISHED = frozenset({"e2e_latency", "weight_versions", "routed_experts", "indexer_topk"})
 
 
 def _keys(subject: Subject) -> Iterator[str]:

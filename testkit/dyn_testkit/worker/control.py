@@ -85,7 +85,8 @@ def _server_args(worker: MockWorker) -> dict[str, Any]:
         "stream_interval": options.stream_interval,
         "incremental_streaming_output": options.dialect != "cumulative",
         "enable_return_routed_experts": options.routed_experts,
-        "enable_deterministic_inference": True,
+        "enable_return_indexer_topk": options.indexer_topk,
+        "enable_deterministic_inference": options.deterministic,
         "disaggregation_mode": "null",
     }
 

@@ -83,6 +83,7 @@ class MockWorker:
         self._connections: dict[Connection, None] = {}
         self._rids = 0
         self._ranks = 0
+        self._draws = 0
         self._life: trio.CancelScope | None = None
         self._listener: Listener | None = None
         self._up = trio.Event()
@@ -95,7 +96,8 @@ class MockWorker:
         self.renderer = Renderer(self.options)
         self.model_path = self.options.model_path
         self.scheduler = Scheduler(self.options, made=self.made)
-        self._generator = Generator(self.scheduler, Reader(self.options, self._new_rid, self._next_rank), self.renderer)
+        reader = Reader(self.options, self._new_rid, self._next_rank, self._next_draw)
+        self._generator = Generator(self.scheduler, reader, self.renderer)
 
     @classmethod
     @asynccontextmanager
@@ -250,6 +252,10 @@ class MockWorker:
             return None
         self._ranks += 1
         return (self._ranks - 1) % self.options.dp_size
+
+    def _next_draw(self) -> int:
+        self._draws += 1
+        return mix(mix_text(self.port, self.host), self._draws) >> 1
 
     async def _serve(self, connection: Connection, index: int) -> None:
         try:

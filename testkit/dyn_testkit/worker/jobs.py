@@ -37,6 +37,7 @@ class Job:
     speller: Tokenizer | None = None
     return_prompt_token_ids: bool = False
     routed_experts_start: int | None = None
+    indexer_topk: bool = False
     dp_rank: int | None = None
     adapter: str = ""
 
@@ -50,6 +51,8 @@ class Reader:
     new_rid: Callable[[], str]
     #: Picks a DP rank for requests that name none.
     next_rank: Callable[[], int | None]
+    #: The seed of a request at a worker that ignores seeds.
+    next_draw: Callable[[], int]
 
     def jobs(self, body: Mapping[str, Any]) -> list[Job]:
         """The generations that a body asks for; one with index None for a single request.
@@ -67,6 +70,8 @@ class Reader:
         if len(prompts) * copies > MAX_JOBS or any("choice" in item for item in many):
             raise Unhandled("too many generations, or a sampling key without a parameter")
         samplings = [Sampling.parse(item, self.options.preferred_sampling_params) for item in many]
+        if not self.options.deterministic:
+            samplings = [replace(sampling, sampling_seed=self.next_draw()) for sampling in samplings]
         rids = self._rids(body.get("rid"), len(prompts), single)
         jobs = [
             self._job(body, rid, prompt, sampling, at)
@@ -141,6 +146,7 @@ class Reader:
             speller=options.tokenizer if spelled else None,
             return_prompt_token_ids=of("return_prompt_token_ids", False),
             routed_experts_start=of("routed_experts_start_len", 0) if routed else None,
+            indexer_topk=options.indexer_topk and of("return_indexer_topk", False),
             dp_rank=self._rank(body),
             adapter=of("lora_path", ""),
         )

@@ -44,9 +44,15 @@ class WorkerOptions:
     #: `/abort_request` of a live rid takes with it those that begin with it (the scheduler's rule), or not.
     abort_match: AbortMatch = "prefix"
     radix_cache: bool = True
+    #: Samples by (seed, position). If not, seeds are ignored, and every request has a draw of its own.
+    deterministic: bool = True
     routed_experts: bool = False
-    #: Added to every expert id, so that rows tell which worker made them. Keep it a multiple of `model.experts`.
+    indexer_topk: bool = False
+    #: Added to every number of these rows, so that they tell which worker made them. Keep it a multiple of
+    #: `model.experts`.
     expert_mark: int = 0
+    #: Each event has the rows so far, not the finish alone: no engine that is known does so.
+    early_rows: bool = False
     grammar_backend: bool = True
     lora_adapters: tuple[str, ...] = ()
     dp_size: int = 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import trio
 
 from dyn_testkit.detokenizer import Detokenizer
-from dyn_testkit.engine import EMPTY, Model, Outlook, Step, absorb, expert_row, logprob, mix, outlook, top
+from dyn_testkit.engine import EMPTY, Model, Outlook, Step, absorb, expert_row, indexer_row, logprob, mix, outlook, top
 from dyn_testkit.worker.jobs import Job
 from dyn_testkit.worker.options import WorkerOptions
 
@@ -100,12 +101,21 @@ def input_logprobs(job: Job, model: Model) -> dict[str, Any]:
 
 def routed_experts(job: Job, ids: list[int], options: WorkerOptions) -> str:
     """Base64 of int32 rows, little-endian, for positions `[start, prompt + output - 1)`."""
+    return _rows(job, ids, options, expert_row, job.routed_experts_start or 0)
+
+
+def indexer_topk(job: Job, ids: list[int], options: WorkerOptions) -> str:
+    """The same of the indexer, for all positions."""
+    return _rows(job, ids, options, indexer_row, 0)
+
+
+def _rows(job: Job, ids: list[int], options: WorkerOptions, row: Callable[[Model, int], list[int]], start: int) -> str:
     rows = array("i")
     history = EMPTY
     for position, token in enumerate([*job.prompt, *ids][:-1]):
         history = mix(history, token)
-        if position >= (job.routed_experts_start or 0):
-            rows.extend(expert + options.expert_mark for expert in expert_row(options.model, history))
+        if position >= start:
+            rows.extend(number + options.expert_mark for number in row(options.model, history))
     return base64.b64encode(rows.tobytes()).decode()
 
 
@@ -157,8 +167,11 @@ class Renderer:
             spans = live.versions or [[weight_version, 0, 0]]
             meta["weight_versions"] = [{"version": name, "start": start, "end": end} for name, start, end in spans]
         meta["cached_tokens_details"] = {"device": live.cached, "host": 0} if live.cached else None
-        if finish is not None and job.routed_experts_start is not None:
-            meta["routed_experts"] = routed_experts(job, live.ids, self.options)
+        if finish is not None or self.options.early_rows:
+            if job.routed_experts_start is not None:
+                meta["routed_experts"] = routed_experts(job, live.ids, self.options)
+            if job.indexer_topk:
+                meta["indexer_topk"] = indexer_topk(job, live.ids, self.options)
         meta["dp_rank"] = job.dp_rank
         if finish is not None:
             meta["e2e_latency"] = trio.current_time() - live.started

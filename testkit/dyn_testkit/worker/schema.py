@@ -307,6 +307,7 @@ FIELDS: dict[str, Field] = {
     "return_hidden_states": Field((list_of("bool"), "bool"), _nullable(_booleans), null=False),
     "return_routed_experts": Field(("bool",), None, null=False),
     "routed_experts_start_len": Field(("int",), _integer, null=False),
+    "return_indexer_topk": Field(("bool",), None, null=False),
     "lora_path": Field((list_of("nullable[str]"), "str"), _nullable(_optional_strings)),
     "routed_dp_rank": Field(("int",), _nullable(_integer)),
     "data_parallel_rank": Field(("int",), None),
@@ -365,11 +366,12 @@ def check_contract(body: Mapping[str, Any]) -> None:
 
 
 def settle(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The body with the two values in the form that FastAPI gives them, which the contract leaves alone."""
+    """The body with the values in the form that FastAPI gives them, which the contract leaves alone."""
     settled = dict(body)
-    experts, rank = settled.get("return_routed_experts"), settled.get("data_parallel_rank")
-    if experts is not None:
-        settled["return_routed_experts"] = boolean(experts)
+    for name in ("return_routed_experts", "return_indexer_topk"):
+        if settled.get(name) is not None:
+            settled[name] = boolean(settled[name])
+    rank = settled.get("data_parallel_rank")
     if rank is not None:
         settled["data_parallel_rank"] = integer(rank)
     return settled

@@ -363,17 +363,17 @@ def test_fingerprint() -> None:
     assert opened(b"broken").fingerprint() != opened(b"broken 2").fingerprint()
 
 
-def test_compatible() -> None:
+def test_unfit() -> None:
     """O2, G4 and E2 in part: what a worker says of itself decides whether it may continue."""
     here = Traits(model="m", text=False, sampling_defaults={"top_p": 0.9}, max_input=100)
     exchange = opened(PLAIN, here)
-    assert exchange.compatible(here)
-    assert exchange.compatible(UNKNOWN)
-    assert not exchange.compatible(Traits(model="other"))
-    assert not exchange.compatible(Traits(text=True))
-    assert not exchange.compatible(Traits(sampling_defaults={}))
-    assert exchange.compatible(Traits(max_input=3))
-    assert not exchange.compatible(Traits(max_input=2))
+    assert exchange.unfit(here) == ""
+    assert exchange.unfit(UNKNOWN) == ""
+    assert exchange.unfit(Traits(model="other")) == "model"
+    assert exchange.unfit(Traits(text=True)) == "text"
+    assert exchange.unfit(Traits(sampling_defaults={})) == "preferred_sampling_params"
+    assert exchange.unfit(Traits(max_input=3)) == ""
+    assert exchange.unfit(Traits(max_input=2)) == "context"
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_unknown_defaults(told: Any, delivered: int, other: Any, fits: bool) -> 
     exchange.head(200, SSE_HEAD)
     exchange.feed(Engine().events(sent)[:delivered], 1.0)
     assert exchange.delivered == delivered
-    assert exchange.compatible(Traits(sampling_defaults=other)) == fits
+    assert (exchange.unfit(Traits(sampling_defaults=other)) == "") == fits
 
 
 def test_headers_and_method_are_kept() -> None:

@@ -234,9 +234,9 @@ def test_answers_that_end_at_the_context_limit(params: Any, prompt: int, other: 
     """Law 1: they end elsewhere on a worker with another limit; 46 tokens fit after a prompt of 2000."""
     body = {**LONG, "input_ids": [7] * prompt, "sampling_params": params}
     exchange = opened(body, LIMITED)
-    assert exchange.compatible(Traits(max_input=4000))  # nothing was delivered: there is no answer yet
+    assert not exchange.unfit(Traits(max_input=4000))  # nothing was delivered: there is no answer yet
     after(exchange, 3, LIMITED)
-    assert exchange.compatible(Traits(max_input=other, sampling_defaults={})) == same
+    assert (not exchange.unfit(Traits(max_input=other, sampling_defaults={}))) == same
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(None, None), (-1, -1), (0, -1), (2, -1)])

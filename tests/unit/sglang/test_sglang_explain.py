@@ -88,7 +88,9 @@ def test_a_whole_budget_needs_no_worker() -> None:
     found = explain(PLAIN, after=8)
     assert found.continuation is None
     assert "the relay would finish it" in found.instead
-    assert explain({**PLAIN, "return_routed_experts": True}, after=8).instead.endswith("the reason routed_experts")
+    rows = explain({**PLAIN, "return_routed_experts": True}, after=8).continuation
+    assert rows is not None
+    assert json.loads(rows.body)["sampling_params"]["max_new_tokens"] == 0  # only its rows are missing
     assert explain(PLAIN, STOCK, after=8).instead.endswith("the reason text")
 
 
@@ -143,7 +145,7 @@ FULL = replace(IDS, model="m", max_input=20, sampling_defaults={"top_p": 0.5})
     ],
 )
 def test_what_a_worker_needs(first: Traits, after: int, words: str, fits: list[Any], does_not: list[Any]) -> None:
-    """The words are true of what `compatible` takes."""
+    """The words are true of what `unfit` takes."""
     trait = {"answers": "text", "says": "incremental", "runs": "model", "has": "sampling_defaults"}.get(
         words.partition(" ")[0], "max_input"
     )
@@ -154,12 +156,14 @@ def test_what_a_worker_needs(first: Traits, after: int, words: str, fits: list[A
     exchange.head(200, SSE_HEAD)
     for _, data in Engine().events(sent)[:after]:
         exchange.feed([sse(dumps(json.loads(data) | ({"text": ""} if first.text else {})))], 1.0)
-    assert [exchange.compatible(replace(first, **{trait: value})) for value in fits] == [True] * len(fits)
-    assert [exchange.compatible(replace(first, **{trait: value})) for value in does_not] == [False] * len(does_not)
+    assert [not exchange.unfit(replace(first, **{trait: value})) for value in fits] == [True] * len(fits)
+    assert [not exchange.unfit(replace(first, **{trait: value})) for value in does_not] == [False] * len(does_not)
 
 
 def test_each_demand_has_words() -> None:
-    assert len(explain(PLAIN, replace(FULL, text=True)).needs) == len(DEMANDS)
+    asked = {**PLAIN, "return_routed_experts": True, "return_indexer_topk": True}
+    full = replace(FULL, text=True, routed_experts=True, indexer_topk=True)
+    assert len(explain(asked, full).needs) == len(DEMANDS) - 1  # weights: `any` asks for nothing
     assert len(explain(PLAIN, UNKNOWN, 0).needs) == 1
 
 

@@ -122,6 +122,18 @@ def later(request: Request, traits: Traits, rid: str, ids: array[int]) -> bytes:
     return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
 
 
+def rows_alone(request: Request, rid: str, ids: array[int]) -> bytes:
+    """For the rows to replay of an answer that has all its tokens: nothing is generated.
+
+    Of a budget of 0 SGLang 0.5.23 goes through the prompt, and tells its rows but the last, as of any other sequence.
+    """
+    delivered = ",".join(map(str, ids)).encode()
+    prompt = joined([inside(request.prompt or NULL), delivered])
+    fields: Fields = {"stream": TRUE, "rid": raw(rid), "input_ids": prompt, "return_logprob": raw(False)}
+    sampling: Fields = {"max_new_tokens": raw(0), "min_new_tokens": raw(0)}
+    return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
+
+
 def ends_apart(request: Request, one: Traits, other: Traits) -> bool:
     """Would the request's answer end at the context limit of one of two workers, and elsewhere on the other?"""
     if one.max_input is None or other.max_input is None or one.max_input == other.max_input:
@@ -133,6 +145,16 @@ def ample(request: Request) -> int:
     """The least `max_req_input_len` whose context limit the request's answer cannot reach."""
     most = DEFAULT_MAX_NEW_TOKENS if request.max_new_tokens is None else request.max_new_tokens
     return request.prompt_tokens + most - _BELOW_LONGEST
+
+
+def holds(request: Request, traits: Traits) -> bool:
+    """Has the worker said nothing that forbids the prompt, or prompt and asked-for budget together?"""
+    if traits.max_input is None:
+        return True
+    asked = (request.max_new_tokens or 0) if "max_new_tokens" in request.sampling else 0
+    return (
+        request.prompt_tokens <= traits.max_input and request.prompt_tokens + asked <= traits.max_input + _BELOW_CONTEXT
+    )
 
 
 def _paced(request: Request, traits: Traits, delivered: int) -> Fields:

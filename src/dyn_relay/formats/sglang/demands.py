@@ -5,13 +5,15 @@ What a worker does not say is no obstacle, but for what an answer that has begun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dyn_relay.formats.base import Traits
 from dyn_relay.formats.sglang.continuation import ample, ends_apart
+from dyn_relay.formats.sglang.replay import SWITCHES
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.wire import raw
+from dyn_relay.formats.weights import WeightPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,11 @@ class Standing:
     delivered: int
     #: Its answer has text, as shown, or else as `first` says; None if neither is known.
     text: bool | None
+    #: Traits by which a worker says that it tells the rows which the answer owes.
+    owed: tuple[str, ...]
+    weights: WeightPolicy
+    #: The versions of the weights that made the tokens so far.
+    had: Sequence[object]
 
     @property
     def tokens(self) -> int:
@@ -34,8 +41,9 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One thing that is asked of a worker."""
+    """One thing that is asked of a worker. `name`: for whoever reads a failure, a format of `now` and `traits`."""
 
+    name: str
     met: Callable[[Standing, Traits], bool]
     #: For people; "" where nothing is asked.
     words: Callable[[Standing], str]
@@ -104,11 +112,38 @@ def _defaults_words(standing: Standing) -> str:
     return f"has the `preferred_sampling_params` {bytes(raw(mine)).decode()}{silent}"
 
 
+def _rows(name: str) -> Demand:
+    def met(standing: Standing, traits: Traits) -> bool:
+        return not standing.delivered or name not in standing.owed or getattr(traits, name) is True
+
+    def words(standing: Standing) -> str:
+        owed = standing.delivered and name in standing.owed
+        return f"says that it tells the rows that are asked for (`enable_return_{name}`)" if owed else ""
+
+    return Demand(name, met, words)
+
+
+def _weights(standing: Standing, traits: Traits) -> bool:
+    return not standing.delivered or standing.weights.fits(standing.had, traits.weight_version)
+
+
+def _weights_words(standing: Standing) -> str:
+    if not standing.delivered or standing.weights.text == "any":
+        return ""
+    return f"has weights that may follow, by `--weight-version-policy {standing.weights.text}`"
+
+
 DEMANDS: tuple[Demand, ...] = (
-    Demand(_text, _text_words),
-    Demand(_dialect, _dialect_words),
-    Demand(_model, _model_words),
-    Demand(_prompt, _prompt_words),
-    Demand(_context, _context_words),
-    Demand(_defaults, _defaults_words),
+    Demand("text", _text, _text_words),
+    Demand("incremental_streaming_output", _dialect, _dialect_words),
+    Demand("model", _model, _model_words),
+    Demand("context", _prompt, _prompt_words),
+    Demand("context", _context, _context_words),
+    Demand("preferred_sampling_params", _defaults, _defaults_words),
+    *map(_rows, SWITCHES),
+    Demand(
+        "weight_version {traits.weight_version}, by --weight-version-policy {now.weights.text}",
+        _weights,
+        _weights_words,
+    ),
 )

@@ -46,6 +46,8 @@ class Meta(msgspec.Struct, gc=False):
     completion_tokens: int | UnsetType = UNSET
     prompt_tokens: int | UnsetType = UNSET
     weight_version: Any = None
+    #: Of stock, in the finish alone.
+    weight_versions: Raw = _EMPTY
 
 
 class Delta(msgspec.Struct, gc=False):

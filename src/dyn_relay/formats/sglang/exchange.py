@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec import Raw
@@ -21,14 +22,27 @@ from dyn_relay.formats.sglang import continuation, errors, fold
 from dyn_relay.formats.sglang.admission import judge
 from dyn_relay.formats.sglang.demands import DEMANDS, Standing
 from dyn_relay.formats.sglang.dialect import Dialect
-from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, Fault, error_object
+from dyn_relay.formats.sglang.events import (
+    DONE,
+    DONE_EVENT,
+    Fault,
+    Kind,
+    error_object,
+    fault,
+    kind,
+    meta_of,
+    total_of,
+    whole_decoder,
+)
 from dyn_relay.formats.sglang.ledger import Attempt
-from dyn_relay.formats.sglang.reader import UNREADABLE, Reader
-from dyn_relay.formats.sglang.rebase import restored
+from dyn_relay.formats.sglang.needs import needs_of
+from dyn_relay.formats.sglang.reader import UNREADABLE, Reader, framed
+from dyn_relay.formats.sglang.rebase import RECOMPUTED, recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
 from dyn_relay.formats.sglang.stops import Stops
-from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, read, read_fields, write
+from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, raw, read, read_fields
+from dyn_relay.formats.weights import WeightPolicy
 
 PATH = "/generate"
 
@@ -37,19 +51,27 @@ _anything = msgspec.json.Decoder(Raw)
 #: Seconds that a token may take before its silence counts, for engines that were asked to say less.
 _SECONDS_A_TOKEN = 0.1
 
-#: What only the engine can put into a finish: (the request's switch, the answer's field).
-_ONLY_THE_ENGINE = (("return_routed_experts", "routed_experts"), ("return_indexer_topk", "indexer_topk"))
-
 
 class SglangExchange(Reader):
     """See `dyn_relay.formats.base.Exchange`."""
 
     def __init__(
-        self, request: Request, rid: str, *, resume_aborts: bool, stops: defaultdict[str | None, Stops]
+        self,
+        request: Request,
+        rid: str,
+        *,
+        resume_aborts: bool,
+        stops: defaultdict[str | None, Stops],
+        weights: WeightPolicy,
+        tells_recomputed: bool,
     ) -> None:
-        """`rid`: for a client that gave none. `stops`: what is known of each model, and what is learnt."""
-        super().__init__(request, rid, resume_aborts=resume_aborts)
+        """`rid`: for a client that gave none. `stops`: what is known of each model, and what is learnt.
+
+        `tells_recomputed`: answers say which rows were computed again.
+        """
+        super().__init__(request, rid, resume_aborts=resume_aborts, weights=weights, tells_recomputed=tells_recomputed)
         self.prompt_tokens = request.prompt_tokens
+        self._needs = needs_of(request)
         self._stops_by_model = stops
         #: Those of the worker that attempt 0 was admitted for.
         self._traits = Traits()
@@ -59,10 +81,14 @@ class SglangExchange(Reader):
         self._whole: Answer | None = None
         #: The finish that was made here.
         self._local: tuple[Fields, Fields] | None = None
+        #: The reason of one that is made as soon as its rows to replay are there; {} for none.
+        self._owed_finish: dict[str, object] = {}
 
     def admit(self, traits: Traits) -> Verdict:
         """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
         self._traits = traits
+        for name, replay in self._ledger.replays.items():
+            replay.owed = getattr(traits, name) is not False
         self.verdict = judge(self._request, traits)
         return self.verdict
 
@@ -70,19 +96,28 @@ class SglangExchange(Reader):
         """32 bytes; see `Request.fingerprint`."""
         return self._request.fingerprint()
 
-    def compatible(self, traits: Traits) -> bool:
-        """May a later attempt go to a worker with these traits?"""
-        standing = self._standing()
-        return all(demand.met(standing, traits) for demand in DEMANDS)
+    def lacks(self, traits: Traits) -> str:
+        """What the request asks for and a worker with these traits has not said to have; "" if it has all."""
+        return next((need.name for need in self._needs if not need.met(self._request, traits)), "")
 
-    def needs(self) -> tuple[str, ...]:
-        """What `compatible` asks for now, in words."""
-        standing = self._standing()
-        return tuple(words for demand in DEMANDS if (words := demand.words(standing)))
+    def unfit(self, traits: Traits) -> str:
+        """Why no later attempt may go to a worker with these traits; "" if one may."""
+        now = self._standing()
+        unmet = (demand for demand in DEMANDS if not demand.met(now, traits))
+        return next((demand.name.format(now=now, traits=traits) for demand in unmet), "")
+
+    def demands(self) -> tuple[str, ...]:
+        """What `unfit` asks for now, in words."""
+        now = self._standing()
+        return tuple(words for demand in DEMANDS if (words := demand.words(now)))
 
     def _standing(self) -> Standing:
         text = self._traits.text if self._ledger.text is None else self._ledger.text
-        return Standing(self._request, self._traits, self.verdict.migratable, self.delivered, text)
+        owed = tuple(name for name, replay in self._ledger.replays.items() if replay.owed)
+        had = self._versions() if self.delivered else []
+        return Standing(
+            self._request, self._traits, self.verdict.migratable, self.delivered, text, owed, self._weights, had
+        )
 
     def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
         """Begin the next attempt, under the name `rid` if the request is migratable.
@@ -101,13 +136,17 @@ class SglangExchange(Reader):
         pace = continuation.interval(request, traits, self.delivered) if self.verdict.migratable else 0
         self._whole = None
         attempt = Attempt(number, rid, self.delivered, now, hint, pace)
+        attempt.deterministic, attempt.expected = traits.deterministic is True, traits.weight_version
         if self.delivered and self._ledger.text:
             before, ids = request.last_ids(CONTEXT), self._ledger.ids
             attempt.seam = Seam(request, before, ids, self._ledger.told, deltas=traits.incremental is True)
         self._begin(attempt)
         if not self.verdict.migratable:
             return Outbound(request.method, PATH, request.body, request.content_type)
-        if number == 0:
+        if self._owed_finish:
+            self._take = self._take_rows
+            body = continuation.rows_alone(request, rid, self._ledger.ids)
+        elif number == 0:
             body = continuation.first(request, traits, rid)
         else:
             body = continuation.later(request, traits, rid, self._ledger.ids)
@@ -166,16 +205,17 @@ class SglangExchange(Reader):
         if not self.verdict.migratable:
             return None
         self._settle()
+        self._owed_finish = {}
         reason = self._own_finish()
         if reason is None and self._stops.may_have_ended(self._request, len(self._ledger.ids)):
             raise CannotComplete("eos")
         if reason is None or self._ledger.template is None:
             return None
-        missing = self._only_the_engine_has()
-        if missing:
-            raise CannotComplete(missing)
         if self._ledger.text:
             raise CannotComplete("text")  # an engine tells what it has withheld, and takes back what ended the answer
+        if self._owes_rows:
+            self._owed_finish = reason  # once an engine, asked for nothing else, has told them
+            return None
         return self._finish(self._ledger.template, reason, now)
 
     def abort(self, now: float) -> bytes | None:
@@ -193,12 +233,35 @@ class SglangExchange(Reader):
         self._settle()
         if self._ledger.template is None:
             return self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
-        return None if self._only_the_engine_has() else self._finish(self._ledger.template, fold.ABORTED, now)
+        return None if self._owes_rows else self._finish(self._ledger.template, fold.ABORTED, now)
 
-    def _only_the_engine_has(self) -> str:
-        return next((field for asked, field in _ONLY_THE_ENGINE if self._request.asks(asked)), "")
+    @property
+    def _owes_rows(self) -> bool:
+        return any(replay.owed for replay in self._ledger.replays.values())
 
-    def _finish(self, template: tuple[Fields, Fields], reason: dict[str, object], now: float) -> bytes:
+    def _take_rows(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
+        """An event of an attempt that was asked for rows alone. Raises `ValueError` if it is not its finish."""
+        event = read(whole_decoder, data)
+        if kind(event) is Kind.ERROR:
+            self._fail(fault(event), data, whole)
+            return ()
+        meta = meta_of(data)
+        if kind(event) is not Kind.FINISH or total_of(event) or plain(meta["id"]) != self._attempt.rid:
+            raise ValueError("more than the rows that it was asked for")
+        rows: Fields = {}
+        for name, replay in self._ledger.replays.items():
+            if name in meta:
+                rows[name] = replay.shown(meta[name], self.prompt_tokens, self.delivered, self.delivered)
+            elif replay.owed:
+                raise ValueError(f"a finish without {name}")
+        if self._tells_recomputed:
+            rows[RECOMPUTED] = raw(recomputed(self._ledger))
+        assert self._ledger.template is not None
+        return (self._finish(self._ledger.template, self._owed_finish, now, rows),)
+
+    def _finish(
+        self, template: tuple[Fields, Fields], reason: dict[str, object], now: float, rows: Fields | None = None
+    ) -> bytes:
         self._local = fold.finish(
             template,
             reason,
@@ -206,11 +269,12 @@ class SglangExchange(Reader):
             now - self._ledger.opened,
             self._dialect or self._attempt.hint or Dialect.CUMULATIVE,
             self._ledger.last_delta,
+            rows or {},
         )
         self.end = End.ABORTED if reason["type"] == "abort" else End.FINISHED
         self._whole = self._fault = None
         self._held = b""
-        return b"data: " + write(self._local[0]) + b"\n\n" + DONE_EVENT if self.streaming else b""
+        return b"".join((*framed(*self._local), DONE_EVENT)) if self.streaming else b""
 
     def answer(self, now: float) -> Answer:
         """The whole answer, after `end` or `complete`; also for streams whose worker answered with a status.
@@ -240,10 +304,18 @@ class SglangExchange(Reader):
 
     def crossed_versions(self) -> bool:
         """True if the answer's tokens come from more than one weight version."""
-        spans = list(self._ledger.spans)
-        if not self._settled:
-            spans += self._attempt.spans()
-        return len({str(span.version) for span in spans if span.version is not None and span.end > span.start}) > 1
+        return len({str(version) for version in self._versions() if version is not None}) > 1
+
+    def resampled(self) -> bool:
+        """True if several attempts drew the tokens, and not all by their positions."""
+        draws = list(self._ledger.draws)
+        if not self._settled and self._attempt.tokens:
+            draws.append(self._attempt.deterministic)
+        return len(draws) > 1 and not all(draws) and not self._request.greedy
+
+    def recomputed(self) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """Rows to replay that were computed again, by field."""
+        return recomputed(self._ledger)
 
     def _require_continuable(self) -> None:
         if not self.verdict.migratable and (self._shown or self._ledger.first is not None):

@@ -57,7 +57,7 @@ def explain(exchange: SglangExchange, request: Request, traits: Traits, spare: i
     try:
         if exchange.complete(0.0) is not None:
             return replace(found, instead="nothing would be left to generate: the relay would finish it")
-        needs = exchange.needs()
+        needs = exchange.demands()
         continuation = exchange.dispatch(traits, NAME, 0.0)
     except CannotComplete as exc:
         return replace(found, instead=f"it would fail loudly, with the reason {exc.reason}")

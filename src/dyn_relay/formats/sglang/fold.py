@@ -26,7 +26,7 @@ def unary(body: Fields, meta: Fields, sent: float | None) -> bytes:
     ordered = {name: value for name, value in meta.items() if name != SENT}
     if sent is not None:
         ordered[SENT] = raw(sent)
-    return write({**body, "meta_info": Raw(write(ordered))})
+    return write(body, ordered)
 
 
 def finish(
@@ -36,12 +36,18 @@ def finish(
     latency: float,
     dialect: Dialect,
     last_delta: int,
+    rows: Fields,
 ) -> tuple[Fields, Fields]:
-    """The finish that a worker did not live to send, from the newest event in the client's view: nothing new in it."""
+    """The finish that a worker did not live to send, from the newest event in the client's view: nothing new in it.
+
+    But for `rows`, which stock tells with the finish only.
+    """
     meta: Fields = {}
     for name, value in template[1].items():
         if name == SENT:
             continue
+        if name == "dp_rank":
+            meta.update(rows)
         meta[name] = value
         if name == "finish_reason":
             meta[name] = raw(reason)
@@ -49,13 +55,13 @@ def finish(
             meta[name] = _NOTHING
         if name == "cached_tokens" and spans:
             meta["weight_versions"] = render(spans)
+    meta.update(rows)
     meta["e2e_latency"] = raw(latency)
     body = dict(template[0])
     if dialect.ids_are_deltas:
         body[IDS] = _NOTHING
         if "text" in body:
             body["text"] = raw("")
-    body["meta_info"] = Raw(write(meta))
     return body, meta
 
 

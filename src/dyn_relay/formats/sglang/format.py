@@ -14,6 +14,7 @@ from dyn_relay.formats.sglang.explain import STOCK, explain, refused, spare_id
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import Foreign, NotJson, raw, read, write
+from dyn_relay.formats.weights import WeightPolicy
 
 _MODEL_INFO, _SERVER_INFO = "/model_info", "/server_info"
 
@@ -24,7 +25,11 @@ _ID_LIMIT = 2**63
 
 
 class SglangFormat:
-    """Stock SGLang, token mode. `on_abort="resume"` treats aborts that nobody explains as failed attempts."""
+    """Stock SGLang, token mode.
+
+    `on_abort="resume"` treats aborts that nobody explains as failed attempts. `weights`: which ones may continue an
+    answer. `tells_recomputed`: answers say in `meta_info` which rows to replay were computed again.
+    """
 
     name = "sglang"
     paths: frozenset[str] = frozenset({PATH})
@@ -32,8 +37,16 @@ class SglangFormat:
     info_paths: tuple[str, ...] = (_MODEL_INFO, _SERVER_INFO)
     stock: Traits = STOCK
 
-    def __init__(self, on_abort: Literal["relay", "resume"] = "relay") -> None:
+    def __init__(
+        self,
+        on_abort: Literal["relay", "resume"] = "relay",
+        weights: WeightPolicy = WeightPolicy(),  # noqa: B008 - frozen
+        *,
+        tells_recomputed: bool = False,
+    ) -> None:
         self._resume_aborts = on_abort == "resume"
+        self._weights = weights
+        self._tells_recomputed = tells_recomputed
         self._stops: defaultdict[str | None, Stops] = defaultdict(Stops)
 
     def open(self, request: NativeRequest, rid: str) -> SglangExchange:
@@ -47,7 +60,14 @@ class SglangFormat:
             except Rejected as refused:
                 refused.rid = parsed.rid or ""
                 raise
-        return SglangExchange(parsed, rid, resume_aborts=self._resume_aborts, stops=self._stops)
+        return SglangExchange(
+            parsed,
+            rid,
+            resume_aborts=self._resume_aborts,
+            stops=self._stops,
+            weights=self._weights,
+            tells_recomputed=self._tells_recomputed,
+        )
 
     def traits(self, infos: dict[str, bytes]) -> Traits:
         """Read `/model_info` and `/server_info`; what is missing or unreadable stays unknown.
@@ -66,6 +86,9 @@ class SglangFormat:
             incremental=_boolean(merged.get("incremental_streaming_output")),
             sampling_defaults=_defaults(merged),
             max_input=_integer(merged.get("max_req_input_len")),
+            deterministic=_boolean(merged.get("enable_deterministic_inference")),
+            routed_experts=_boolean(merged.get("enable_return_routed_experts")),
+            indexer_topk=_boolean(merged.get("enable_return_indexer_topk")),
         )
         for name in ("eos_token_id", "eos_token_ids"):
             told = merged.get(name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec import Raw
 
 from dyn_relay.formats.sglang.dialect import Dialect
+from dyn_relay.formats.sglang.replay import Replay
 from dyn_relay.formats.sglang.seam import Seam
 from dyn_relay.formats.sglang.spans import Span, of_marks
 from dyn_relay.formats.sglang.told import Told
@@ -62,6 +63,7 @@ class Ledger:
     """Over all ended attempts: the tokens that the client has (streams) or that are safe here (unary)."""
 
     __slots__ = (
+        "draws",
         "first",
         "first_body",
         "first_token",
@@ -69,6 +71,7 @@ class Ledger:
         "last_delta",
         "lists",
         "opened",
+        "replays",
         "rows",
         "spans",
         "sums",
@@ -77,7 +80,11 @@ class Ledger:
         "told",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, replays: dict[str, Replay]) -> None:
+        #: Of each ended attempt that gave tokens: its worker has said that it is deterministic.
+        self.draws: list[bool] = []
+        #: What the client asked for, by field.
+        self.replays = replays
         #: When the first attempt was dispatched and when the first token came, on the caller's clock.
         self.opened = 0.0
         self.first_token: float | None = None
@@ -126,9 +133,11 @@ class Attempt:
         "body",
         "checkpoint",
         "deltas",
+        "deterministic",
         "dialect",
         "echo",
         "events",
+        "expected",
         "fresh",
         "held",
         "hint",
@@ -143,6 +152,7 @@ class Attempt:
         "rid",
         "seam",
         "started",
+        "stated",
         "tokens",
         "told",
         "version",
@@ -173,6 +183,12 @@ class Attempt:
         #: Points where the scalar weight_version changed, in this attempt's tokens.
         self.marks: list[tuple[int, object]] = []
         self.version: object = None
+        #: What the worker's infos said of it before its first token; None if nothing.
+        self.expected: object = None
+        #: The engine's own word on them, from its first token on.
+        self.stated: list[Span] = []
+        #: The worker has said that it is.
+        self.deterministic = False
         #: Before the first of them that came inside an event of several tokens: which of them made them is not known.
         self.checkpoint: Checkpoint | None = None
         #: Per-token lists gathered from deltas.
@@ -189,12 +205,17 @@ class Attempt:
 
     def change(self, version: object, tokens: int, *, keep: bool) -> None:
         """The next event brings `tokens` tokens and another `version`. `keep`: the attempt may go back to here."""
-        if keep and self.checkpoint is None and self.tokens and tokens > 1:
+        before = self.version if self.tokens else self.expected
+        if keep and self.checkpoint is None and tokens > 1 and before not in (None, version):
             pieces = {name: (rows.count, len(rows.text)) for name, rows in self.pieces.items()}
             told = self.told.length
             self.checkpoint = Checkpoint(self.newest, self.tokens, self.last_delta, len(self.marks), pieces, told)
         self.version = version
         self.marks.append((self.tokens, version))
+
+    def state(self, spans: list[Span]) -> None:
+        """The engine says itself which weights made its tokens so far."""
+        self.stated, self.checkpoint = spans, None
 
     def go_back(self) -> bool:
         """Forget the tokens from the checkpoint on; False if there is none."""
@@ -220,4 +241,6 @@ class Attempt:
 
     def spans(self) -> list[Span]:
         """Which weights made this attempt's tokens, in its own coordinates."""
-        return of_marks(self.marks, self.tokens)
+        known = self.stated[-1].end if self.stated else 0
+        seen = of_marks(self.marks, self.tokens)
+        return [*self.stated, *(Span(one.version, max(one.start, known), one.end) for one in seen if one.end > known)]

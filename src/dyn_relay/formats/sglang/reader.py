@@ -31,26 +31,29 @@ from dyn_relay.formats.sglang.events import (
     fault,
     finish_type,
     kind,
+    meta_of,
     total_of,
     whole_decoder,
 )
 from dyn_relay.formats.sglang.fold import SENT
 from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
 from dyn_relay.formats.sglang.rebase import IDS, Rule, View, add_counters, may_be_rows, renew, rule, snapshot, unlike
+from dyn_relay.formats.sglang.replay import replays_of
 from dyn_relay.formats.sglang.request import Request
-from dyn_relay.formats.sglang.spans import shift
+from dyn_relay.formats.sglang.spans import Span, shift, stated
 from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import (
     Fields,
     Foreign,
     NotJson,
     number,
+    parts,
     plain,
     raw,
     read,
     read_fields,
-    write,
 )
+from dyn_relay.formats.weights import WeightPolicy
 
 _ids = msgspec.json.Decoder(list[int])
 
@@ -61,7 +64,9 @@ UNREADABLE = (ValueError, KeyError, OverflowError, RecursionError, msgspec.Decod
 class Reader:
     """The events of one logical request's attempts, in order; the part of an exchange that looks into answers."""
 
-    def __init__(self, request: Request, rid: str, *, resume_aborts: bool) -> None:
+    def __init__(
+        self, request: Request, rid: str, *, resume_aborts: bool, weights: WeightPolicy, tells_recomputed: bool
+    ) -> None:
         self.rid = request.rid or rid
         self.named = bool(request.rid)
         self.streaming = request.stream
@@ -74,7 +79,9 @@ class Reader:
         self.verdict = Verdict(request.unreadable)
         self._request = request
         self._resume_aborts = resume_aborts
-        self._ledger = Ledger()
+        self._weights = weights
+        self._tells_recomputed = tells_recomputed
+        self._ledger = Ledger({replay.name: replay for replay in replays_of(request)})
         self._attempt = Attempt(-1, "", 0, 0.0, None, 0)
         #: What is known of the model that the current attempt's worker runs.
         self._stops = Stops()
@@ -84,7 +91,7 @@ class Reader:
         self._dialect: Dialect | None = None if request.stream else Dialect.CUMULATIVE
         #: The first worker has said that its ids are deltas; whether its rows are, no event has shown.
         self._deltas_said = False
-        self._take: Callable[[bytes, bytes, float], bytes] = self._blind
+        self._take: Callable[[bytes, bytes, float], Sequence[bytes]] = self._blind
         self._finished = self._aborted = False
         #: Something of a request that is not migratable has gone to the client.
         self._shown = False
@@ -151,7 +158,7 @@ class Reader:
                     out.append(self._done(whole))
                 else:
                     # JSON has line ends between its words only; in an event that is written again they would end it.
-                    out.append(self._take(whole, data.replace(b"\n", b" "), now))
+                    out += self._take(whole, data.replace(b"\n", b" "), now)
         except UNREADABLE as exc:
             # NotJson and Foreign are ValueErrors; so is a count that does not add up.
             self._stop(End.GARBAGE, str(exc))
@@ -166,13 +173,13 @@ class Reader:
         self.end = End.ABORTED if self._aborted else End.FINISHED
         return whole if self.streaming else b""
 
-    def _plain(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _plain(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         try:
-            return b"" if self._account(data, now, whole) is None else whole
+            return () if self._account(data, now, whole) is None else as_received(whole, data)
         except Foreign as exc:
             return self._foreign(exc, whole, data, now)
 
-    def _foreign(self, exc: Foreign, whole: bytes, data: bytes, now: float) -> bytes:
+    def _foreign(self, exc: Foreign, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         """Another server, or another release: its answers pass, but we cannot continue them, nor continue with them."""
         if self._attempt.events or self._attempt.base:
             raise exc
@@ -187,7 +194,7 @@ class Reader:
         waits = bool(attempt.held) or (attempt.seam is not None and attempt.seam.waits)
         return attempt.events > 0 or waits or self._finished
 
-    def _rebased(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _rebased(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         attempt = self._attempt
         if self._dialect is None and self.delivered and not attempt.events:
             waits = not attempt.held and kind(read(whole_decoder, data)) is Kind.PROGRESS
@@ -195,7 +202,7 @@ class Reader:
                 self._dialect = self._adopted(known)
             elif waits:
                 attempt.held = data
-                return b""
+                return ()
             else:
                 return self._release(whole, data, now)
         try:
@@ -203,7 +210,7 @@ class Reader:
         except Foreign as exc:
             return self._foreign(exc, whole, data, now)
 
-    def _release(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _release(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         """The second event shows the dialect (or the first is the last one, and may as well be the default's)."""
         held, self._attempt.held = self._attempt.held, b""
         event = read(whole_decoder, data)
@@ -214,31 +221,37 @@ class Reader:
         before, total = total_of(read(whole_decoder, held)), total_of(event)
         shown_deltas = bool(deltas(count(event.output_ids), before, total))
         self._dialect = self._adopted(spoken(data, held, shown_deltas, before, total))
-        return self._show(b"", held, now) + self._show(whole, data, now)
+        return [*self._show(b"", held, now), *self._show(whole, data, now)]
 
     def _adopted(self, dialect: Dialect) -> Dialect:
         """A continuation's dialect as the client's, unless the first worker has said that its ids are deltas."""
         return Dialect.INCREMENTAL if self._deltas_said and not dialect.ids_are_deltas else dialect
 
-    def _show(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _show(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         attempt = self._attempt
         before = self._account(data, now, whole)
         if before is None:
-            return b""
+            return ()
         view = self._view(now, before)
         if not view.dialect.rows_are_deltas:
             self._gather(data)
-        attempt.body = view.event(data)
-        return b"data: " + write(attempt.body[0]) + b"\n\n"
+        shown = view.event(data)
+        attempt.body = None if self._finished else shown
+        return framed(*shown)
 
-    def _folded(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _folded(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         if self._account(data, now, whole) is not None:
             self._gather(data)
-        return b""
+        return ()
 
     def _view(self, now: float, before: int) -> View:
         dialect = self._dialect or self._attempt.dialect or self._attempt.hint or Dialect.CUMULATIVE
-        return View(self._ledger, self._attempt, dialect, self.rid, now, before, self._request.hides_prompt)
+        return View(
+            *(self._ledger, self._attempt, dialect, self.rid, now, before),
+            hides_prompt=self._request.hides_prompt,
+            prompt_tokens=self._request.prompt_tokens,
+            tells_recomputed=self._tells_recomputed,
+        )
 
     def _account(self, data: bytes, now: float, whole: bytes) -> int | None:
         """Check an event and count it. Returns the attempt's tokens before it; None if it is no part of an answer.
@@ -270,6 +283,14 @@ class Reader:
         ids = event.output_ids
         if total is UNSET or ids is UNSET:
             raise Foreign("an event without output_ids or completion_tokens")
+        spans = stated(meta.weight_versions, total) if bytes(meta.weight_versions) else None
+        if attempt.base and total and not before:
+            version = spans[0].version if spans else meta.weight_version
+            if not self._weights.fits(self._versions(), version):
+                self._stop(End.REFUSED, f"weight_version {version}, by --weight-version-policy {self._weights.text}")
+                return None
+        if self._ledger.replays:
+            self._note_rows(event, data, last, total)
         if isinstance(ids, list):
             if len(ids) != total - before:
                 raise ValueError(f"{len(ids)} ids where completion_tokens went from {before} to {total}")
@@ -290,12 +311,38 @@ class Reader:
             attempt.tokens = self.attempt_tokens = total
             attempt.last_delta = total - before
             self.delivered = attempt.base + total
-        attempt.newest = data
+        if spans is not None:
+            attempt.state(spans)
+        if last is not Kind.FINISH or not self.streaming:
+            attempt.newest = data  # a stream's finish is not needed again, and large if anything is
         if last is Kind.FINISH:
             self._finished, self._aborted = True, finish_type(event) == "abort"
             if meta.finish_reason is not None and not self._aborted:
                 self._stops.learn(self._request, meta.finish_reason, before, total)
         return before
+
+    def _note_rows(self, event: Delta | Whole, data: bytes, last: Kind, total: int) -> None:
+        """Rows to replay that an event tells, or must. Raises `ValueError` if they are none, or none are there."""
+        base, finish = self._attempt.base, last is Kind.FINISH
+        if finish and not base:
+            return  # the client's as it is
+        for replay in self._ledger.replays.values():
+            value = meta_of(data).get(replay.name) if finish or replay.key in data else None
+            if value is None:
+                if finish and replay.owed and finish_type(event) != "abort":
+                    raise ValueError(f"a finish without {replay.name}")
+                continue
+            if base:
+                replay.check(value, self._request.prompt_tokens + base + total)
+            if not finish:
+                replay.note(value, base + total)
+
+    def _versions(self) -> list[object]:
+        """Those of the answer's tokens, in their order."""
+        spans: list[Span] = list(self._ledger.spans)
+        if not self._settled:
+            spans += self._attempt.spans()
+        return [span.version for span in spans if span.end > span.start]
 
     def _last(self, event: Delta | Whole, data: bytes, whole: bytes) -> Kind:
         """What an event that is no mere progress is; an error ends the attempt and is held back."""
@@ -316,9 +363,9 @@ class Reader:
         """An event under the rid that the client knows."""
         fields = read_fields(data) if self._attempt.rid != self.rid else {}
         if "meta_info" not in fields:
-            return whole
+            return b"".join(as_received(whole, data))
         named = {**read_fields(fields["meta_info"]), "id": raw(self.rid)}
-        return b"data: " + write({**fields, "meta_info": Raw(write(named))}) + b"\n\n"
+        return b"".join(framed(fields, named))
 
     def _learn(self, data: bytes, ids: Raw, before: int, total: int) -> None:
         """Tell the attempt's dialect from an event, if it shows."""
@@ -411,26 +458,27 @@ class Reader:
         for name, value in lists.items():
             attempt.pieces.setdefault(name, Rows()).add(value)
 
-    def _blind(self, whole: bytes, data: bytes, now: float) -> bytes:
+    def _blind(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         """An event of a request that is not continued: it passes, unless it says that there will be no answer."""
         try:
             event = read(whole_decoder, data)
             word = kind(event)
         except (Foreign, NotJson):
             self._shown = True
-            return whole
-        whole = self._renamed(whole, data)
+            return as_received(whole, data)
+        if self._attempt.rid != self.rid:
+            whole = self._renamed(whole, data)
         meta = event.meta_info
         if event.index is None and word is Kind.ERROR:
             self._fail(fault(event), data, whole)
-            return b""
+            return ()
         if meta is not None and isinstance(meta.completion_tokens, int):
             self._counts[event.index or 0] = meta.completion_tokens
             self.delivered = self.attempt_tokens = sum(self._counts.values())
         if event.index is None and word in (Kind.FINISH, Kind.ABORT_ECHO):
             self._finished, self._aborted = True, finish_type(event) == "abort"
         self._shown = True
-        return whole
+        return as_received(whole, data)
 
     def _settle(self) -> None:
         """Move the current attempt's account into the ledger, once. Raises `CannotComplete` if it cannot be read."""
@@ -447,9 +495,15 @@ class Reader:
                 self._absorb()
             except UNREADABLE as exc:
                 raise CannotComplete(IDS) from exc
+            for replay in self._ledger.replays.values():
+                try:
+                    replay.settle(self._request.prompt_tokens, self._attempt.base, self.delivered)
+                except ValueError as exc:
+                    raise CannotComplete(replay.name) from exc
 
     def _absorb(self) -> None:
         attempt, ledger = self._attempt, self._ledger
+        ledger.draws.append(attempt.deterministic)
         top = read_fields(attempt.newest)
         meta = read_fields(top["meta_info"])
         if ledger.text and not attempt.deltas:
@@ -489,6 +543,16 @@ class Reader:
         if rule(name) is Rule.ROWS and rows.count != attempt.tokens:
             raise CannotComplete(name)
         self._ledger.rows.setdefault(name, Rows()).extend(rows)
+
+
+def as_received(whole: bytes, data: bytes) -> Sequence[bytes]:
+    """An event as it came, in parts."""
+    return (whole,) if whole else (b"data: ", data, b"\n\n")
+
+
+def framed(top: Fields, meta: Fields) -> Sequence[bytes]:
+    """An event that is written here, in parts."""
+    return (b"data: ", *parts(top, meta), b"\n\n")
 
 
 def _text_of(top: Fields) -> str:

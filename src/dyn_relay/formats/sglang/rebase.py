@@ -15,6 +15,7 @@ from msgspec import Raw
 
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.ledger import Attempt, Count, Counter, Ledger
+from dyn_relay.formats.sglang.replay import SWITCHES
 from dyn_relay.formats.sglang.spans import parse, render, shift
 from dyn_relay.formats.sglang.wire import Fields, Foreign, is_list, joined, plain, raw, read_fields, read_rows, write
 from dyn_relay.formats.sglang.wire import inside as _inside
@@ -32,6 +33,7 @@ class Rule(enum.Enum):
     REASON = "`length` plus the tokens delivered before"
     SPANS = "the earlier attempts' spans, then this one's, shifted"
     MEASURED = "measured here, over all attempts"
+    REPLAY = "all rows; those of an earlier attempt's tokens are that one's, if it told them"
     SENT = "kept where an uninterrupted stream would have it"
     LATEST = "this attempt's value"
     UNCONTINUED = "an answer that has it is not continued"
@@ -88,12 +90,11 @@ _BY_RULE: dict[Rule, tuple[str, ...]] = {
         "request_received_ts",
         "api_server_dispatch_finish_ts",
     ),
+    Rule.REPLAY: tuple(SWITCHES),
     Rule.SENT: ("response_sent_to_client_ts",),
     Rule.LATEST: (
         "weight_version",
         "dp_rank",
-        "routed_experts",
-        "indexer_topk",
         "request_finished_ts",
         "spec_cap_length",
         "spec_block_accept_length",
@@ -144,6 +145,8 @@ FINISH_REASON: dict[str, str] = {
     "status_code": "an abort that has one is an error, see `error`; without one it is relayed as the end",
     "err_type": "the last attempt's",
 }
+#: A key of ours in `meta_info`, only where it is asked for: by field, intervals [start, end) of positions.
+RECOMPUTED = "dyn_relay_recomputed_rows"
 
 _NONE = Raw(b"[]")
 
@@ -190,9 +193,12 @@ class View:
     before: int = 0
     #: The client has not asked for the prompt's ids.
     hides_prompt: bool = False
+    prompt_tokens: int = 0
+    #: Say in `RECOMPUTED` which rows were computed again.
+    tells_recomputed: bool = False
 
     def event(self, data: bytes) -> tuple[Fields, Fields]:
-        """An event's (top level, meta_info) in the client's view. Raises `Foreign`, `NotJson`."""
+        """An event's (top level, meta_info) in the client's view, for `write`. Raises `Foreign`, `NotJson`."""
         top = read_fields(data)
         meta = read_fields(top["meta_info"])
         attempt = self.attempt
@@ -202,7 +208,7 @@ class View:
             # The whole lists of a first attempt are what the client sees; only the name is not.
             if "id" in meta:
                 meta["id"] = raw(self.rid)
-            return {**top, "meta_info": Raw(write(meta))}, meta
+            return top, meta
         meta = self.meta(meta)
         body = dict(top)
         if "text" in body:
@@ -211,7 +217,6 @@ class View:
         if attempt.base:
             body.pop("prompt_token_ids", None)
             body.update({} if self.hides_prompt else self.ledger.first_body)
-        body["meta_info"] = Raw(write(meta))
         return body, meta
 
     def meta(self, meta: Fields) -> Fields:
@@ -224,7 +229,11 @@ class View:
         for name, pairs in RATIOS.items():
             if name in result:
                 result[name] = self._ratio(pairs, result) or result[name]
-        return restored(self.ledger, result) if self.attempt.base and not self.attempt.echo else result
+        if self.attempt.base and not self.attempt.echo:
+            result = restored(self.ledger, result)
+        if self.tells_recomputed and (again := recomputed(self.ledger)):
+            result[RECOMPUTED] = raw(again)
+        return result
 
     def _field(self, name: str, value: Raw, meta: Fields) -> Raw | None:
         base, kind = self.attempt.base, rule(name)
@@ -245,6 +254,8 @@ class View:
                 if not self.ledger.spans or spans is None:
                     return value if not base else None
                 return render([*self.ledger.spans, *shift(spans, base)])
+            case Rule.REPLAY:
+                return self._replayed(name, value)
             case Rule.MEASURED:
                 return self._measured(name, value, meta) if self.attempt.number else value
             case Rule.SENT:
@@ -307,6 +318,12 @@ class View:
         elif tail is not None:
             parts.append(tail.text)
         return joined(parts)
+
+    def _replayed(self, name: str, value: Raw) -> Raw:
+        replay, base = self.ledger.replays.get(name), self.attempt.base
+        if replay is None or not base:
+            return value
+        return replay.shown(value, self.prompt_tokens, base, base + self.attempt.tokens)
 
     def _sum(self, name: str, value: Raw) -> Raw:
         earlier, own = self.ledger.sums.get(name), counter(value)
@@ -395,6 +412,11 @@ def restored(ledger: Ledger, meta: Fields) -> Fields:
 
 def _prompt(meta: Fields) -> Fields:
     return {name: value.copy() for name, value in meta.items() if rule(name) is Rule.FIRST}
+
+
+def recomputed(ledger: Ledger) -> dict[str, list[tuple[int, int]]]:
+    """The rows that were computed again, by field, as far as the client was shown any."""
+    return {name: replay.recomputed for name, replay in ledger.replays.items() if replay.recomputed}
 
 
 def add_counters(ledger: Ledger, meta: Fields, tokens: int) -> None:

@@ -157,6 +157,12 @@ class Request:
         """Tokens before which no stop token counts."""
         return self.number("min_new_tokens", 0) or 0
 
+    @property
+    def greedy(self) -> bool:
+        """The most likely token is always taken (SGLang 0.5.23, sampling_params.py:236)."""
+        temperature = self.parameter("temperature")
+        return (isinstance(temperature, int | float) and temperature < 1e-6) or self.parameter("top_k") == 1
+
     def asks(self, name: str) -> bool:
         """True if a top-level switch is on."""
         return self.value(name) is True

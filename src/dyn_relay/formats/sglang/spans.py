@@ -30,6 +30,14 @@ def parse(value: Raw) -> list[Span] | None:
         return None
 
 
+def stated(value: Raw, tokens: int) -> list[Span] | None:
+    """An engine's own spans of an answer of `tokens` tokens; None if they do not cover it, each token once."""
+    spans = parse(value) or []
+    edges = [0, *(span.end for span in spans)]
+    tiled = all(span.start == edge <= span.end for span, edge in zip(spans, edges, strict=False))
+    return spans if spans and tiled and edges[-1] == tokens else None
+
+
 def shift(spans: list[Span], by: int) -> list[Span]:
     """The same spans `by` tokens later."""
     return [Span(span.version, span.start + by, span.end + by) for span in spans]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -21,6 +22,9 @@ Fields = dict[str, Raw]
 
 NULL = Raw(b"null")
 TRUE = Raw(b"true")
+
+#: Bytes from which on a copy more counts.
+_LARGE = 1 << 20
 
 _fields = msgspec.json.Decoder(Fields)
 _rows = msgspec.json.Decoder(list[Raw])
@@ -98,9 +102,31 @@ def plain(value: Raw) -> object:
     return result
 
 
-def write(fields: Fields) -> bytes:
-    """Compact JSON; values keep their bytes. Shielded literals come out as they came in."""
-    data = _encoder.encode(fields)
+def write(fields: Fields, meta: Fields | None = None) -> bytes:
+    """Compact JSON; values keep their bytes. Shielded literals come out as they came in.
+
+    `meta`: in the place of `meta_info`.
+    """
+    return b"".join(parts(fields, meta)) if meta is not None else _unshielded(_encoder.encode(fields))
+
+
+def parts(fields: Fields, meta: Fields) -> list[bytes]:
+    """What `write` joins: of large values nothing is copied before that."""
+    if sum(len(memoryview(value)) for value in meta.values()) < _LARGE:
+        return [_unshielded(_encoder.encode({**fields, "meta_info": Raw(_encoder.encode(meta))}))]
+    inner = _members({name: [value] for name, value in meta.items()})
+    found = _members({name: inner if name == "meta_info" else [value] for name, value in fields.items()})
+    return [unshield(part) if _SHIELDED.search(part) else part for part in found]
+
+
+def _members(fields: Mapping[str, Sequence[bytes]]) -> list[bytes]:
+    found: list[bytes] = []
+    for name, value in fields.items():
+        found += (b"," if found else b"{", _encoder.encode(name), b":", *value)
+    return [*found, b"}"]
+
+
+def _unshielded(data: bytes) -> bytes:
     return unshield(data) if _MARK in data else data
 
 

@@ -1,0 +1,44 @@
+"""Which workers may get the next attempt of a request, as far as they and its format are concerned."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.worker import Worker
+from dyn_relay.formats.base import Exchange
+from dyn_relay.relay.record import RequestRecord
+
+
+class Candidates:
+    """The fleet as one request sees it."""
+
+    def __init__(self, fleet: Fleet, exchange: Exchange, record: RequestRecord) -> None:
+        self._fleet = fleet
+        self._exchange = exchange
+        self._record = record
+
+    def may_take(self, worker: Worker) -> bool:
+        """The first attempt may go anywhere."""
+        return not self._record.started_work or not self._exchange.unfit(worker.traits)
+
+    def has_all(self, worker: Worker) -> bool:
+        """It may take it, and has what the request asks for."""
+        return not self._exchange.lacks(worker.traits) and self.may_take(worker)
+
+    @property
+    def some_has_all(self) -> bool:
+        """Such a worker is in the fleet. While it is, no other one's answer will do, though it be busy or dead."""
+        return any(map(self.has_all, self._fleet.staying))
+
+    def left(self, excluded: Collection[str]) -> list[Worker]:
+        """Those that the request has not failed with."""
+        return [worker for worker in self._fleet.staying if worker.id not in excluded]
+
+    def unfit(self, excluded: Collection[str]) -> dict[str, str]:
+        """Of those, the ones that may not take it once work has begun, by id, and why."""
+        if not self._record.started_work:
+            return {}
+        unfit, lacks = self._exchange.unfit, self._exchange.lacks
+        reasons = {one.id: unfit(one.traits) or lacks(one.traits) for one in self.left(excluded)}
+        return {name: reason for name, reason in reasons.items() if reason}

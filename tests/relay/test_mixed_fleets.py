@@ -1,0 +1,143 @@
+"""Workers that are not alike: who gets a request, and what is said if nobody has what it asks for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dyn_testkit import faults
+from dyn_testkit.engine import Model
+from dyn_testkit.faults import CLOSE, FaultPlan, at_token
+from dyn_testkit.worker import WorkerOptions
+from tests.relay.bodies import ORACLE, generate
+from tests.relay.harness import judged, world
+
+both = pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])
+BARE = WorkerOptions()
+TEXT = WorkerOptions(skip_tokenizer_init=False)
+SHORT = WorkerOptions(model=Model(context_length=64))
+BY_TEXT = {"input_ids": None, "text": "abc"}
+
+#: What needs a tokenizer: by itself, a worker without one says 400 to it (of a grammar, that it has no backend).
+SPELLED = {
+    "a text prompt": BY_TEXT,
+    "text prompts": {"input_ids": None, "text": ["abc", "abd"]},
+    "a stop string": {"sampling_params": {"max_new_tokens": 5, "stop": "never said"}},
+    "a stop regex": {"sampling_params": {"max_new_tokens": 5, "stop_regex": "never"}},
+    "a least": {"sampling_params": {"max_new_tokens": 5, "min_new_tokens": 2}},
+    "a grammar": {"sampling_params": {"max_new_tokens": 5, "regex": "a+"}},
+}
+
+
+def asked(stream, **more):
+    return {**generate(5, stream=stream), **more}
+
+
+async def served_by(options, body, **config):
+    """Which workers were asked, over several rounds of the policy, and the last answer."""
+    asked_workers = set()
+    async with world(plans=[None] * len(options), options=options, policy="round_robin", **config) as w:
+        for _ in range(2 * len(options)):
+            response = await w.ask(body)
+        asked_workers = {at for at, worker in enumerate(w.workers) if worker.generates}
+        return asked_workers, response
+
+
+@both
+@pytest.mark.parametrize("what", SPELLED)
+async def test_what_is_spelled_goes_to_a_tokenizer(autojump_clock, stream, what):
+    asked_workers, response = await served_by([BARE, TEXT, BARE, TEXT], asked(stream, **SPELLED[what]))
+    assert asked_workers == {1, 3}
+    assert response.status == 200
+
+
+@both
+async def test_what_is_not_goes_anywhere(autojump_clock, stream):
+    asked_workers, _ = await served_by([BARE, TEXT, BARE], asked(stream))
+    assert asked_workers == {0, 1, 2}
+
+
+@both
+async def test_if_there_is_none_the_engine_says_so(autojump_clock, stream):
+    _, response = await served_by([BARE, BARE], asked(stream, **BY_TEXT))
+    error = response.values()[0]["error"] if stream else response.json()["error"]
+    assert response.status == (200 if stream else 400)
+    assert "skip_tokenizer_init=True cannot accept text prompts" in error["message"]
+
+
+@both
+async def test_a_long_request_goes_where_it_has_room(autojump_clock, stream):
+    for body in (asked(stream, input_ids=[5] * 60), generate(80, stream=stream)):
+        asked_workers, response = await served_by([SHORT, BARE, SHORT], body)
+        assert asked_workers == {1}
+        assert judged(response, body, ORACLE) == []
+    asked_workers, _ = await served_by([SHORT, BARE, SHORT], asked(stream))
+    assert asked_workers == {0, 1, 2}
+
+
+@both
+async def test_too_long_for_all_is_the_engines_word(autojump_clock, stream):
+    _, response = await served_by([SHORT, SHORT], generate(80, stream=stream))
+    error = response.values()[0]["error"] if stream else response.json()["error"]
+    assert "exceeds the model's maximum context length of 64 tokens" in error["message"]
+
+
+@both
+async def test_a_worker_with_unknown_traits_is_asked_last(autojump_clock, stream):
+    """It has not said that it has a tokenizer; while another has, that one is asked, and then nobody is worse off."""
+    async with world(plans=[None, None], options=[TEXT, TEXT], policy="round_robin") as w:
+        w.app.fleet.workers[0].traits = replace(w.app.fleet.workers[0].traits, text=None)
+        for _ in range(3):
+            await w.ask(asked(stream, **BY_TEXT))
+        assert [len(worker.generates) for worker in w.workers] == [0, 3]
+        w.app.fleet.workers[1].traits = replace(w.app.fleet.workers[1].traits, text=None)
+        assert (await w.ask(asked(stream, **BY_TEXT))).status == 200
+
+
+@both
+async def test_a_draining_worker_is_nobodys_hope(autojump_clock, stream):
+    """The only one with a tokenizer leaves: the others answer in their own words."""
+    async with world(plans=[None, None], options=[BARE, TEXT]) as w:
+        w.app.fleet.remove("w2")
+        response = await w.ask(asked(stream, **BY_TEXT))
+        assert len(w.workers[0].generates) == 1
+        assert response.status == (200 if stream else 400)
+
+
+@both
+async def test_a_worker_that_was_never_asked_is_no_answer(autojump_clock, stream):
+    """The only one with a tokenizer refuses connections: the failure is loud, and not another one's 400."""
+    async with world(plans=[None, None], options=[BARE, TEXT]) as w:
+        w.workers[1].kill()
+        response = await w.ask(asked(stream, **BY_TEXT))
+        assert (response.status, response.json()["reason"]) == (503, "no_survivor")
+        assert w.workers[0].generates == []
+
+
+@both
+async def test_a_continuation_needs_what_the_request_needs(autojump_clock, stream):
+    """The survivor with more room is taken, not the one that would end the answer early."""
+    plans = [FaultPlan.in_order([(at_token(3), CLOSE)]), None, None]
+    body = generate(60, stream=stream, sampling={"stream_interval": 1})
+    async with world(plans=plans, options=[BARE, SHORT, BARE], policy="round_robin") as w:
+        assert judged(await w.ask(body), body, ORACLE) == []
+        assert [len(worker.generates) for worker in w.workers] == [1, 0, 1]
+
+
+@both
+async def test_bridged_requests_need_nothing(autojump_clock, stream):
+    async with world(plans=[None, None], options=[BARE, TEXT], policy="round_robin") as w:
+        for _ in range(2):
+            assert (await w.ask(None, "/v1/models", method="GET")).status == 200
+        assert all(any(one.path == "/v1/models" for one in worker.requests) for worker in w.workers)
+
+
+@both
+async def test_suspects_are_tried_where_they_belong(autojump_clock, stream):
+    """A worker died under it before its first token; the one that tries it alone must have what it asks for."""
+    plans = [FaultPlan.of(faults.Fault(faults.AT_HEAD, faults.KILL_WORKER, faults.first(1))), None, None]
+    async with world(plans=plans, options=[TEXT, BARE, TEXT], policy="round_robin") as w:
+        response = await w.ask(asked(stream, **BY_TEXT))
+        assert response.status == 200
+        assert [len(worker.generates) for worker in w.workers] == [1, 0, 1]
