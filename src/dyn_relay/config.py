@@ -128,6 +128,11 @@ class Config:
     on_abort: OnAbort = _option(
         MIGRATION, "relay", "What to do when an engine says that somebody aborted the request: relay it, or resume."
     )
+    split_batches: bool = _option(
+        MIGRATION,
+        False,
+        "Make a request of its own of each prompt of a batch and each sample of n > 1, so that they can be continued.",
+    )
     suspect_attempts: int = _option(
         MIGRATION,
         1,

@@ -152,7 +152,7 @@ class MemoryNetwork:
         self.listeners[host, listener.port] = listener
         return listener
 
-    async def relay(self, source: Connection, sink: Connection, transform: Transform) -> Ended:
+    async def relay(self, source: Connection, sink: Sink, transform: Transform) -> Ended:
         return await relay_loop(source, sink, transform)
 
 

@@ -126,8 +126,8 @@ TABLE: tuple[Row, ...] = (
     unreadable("content-type", _BODY, "not JSON", "the engine answers 400"),
     unreadable("body", _BODY, "not a JSON object", "the engine answers 400"),
     unreadable("stream", _TOP, "not a boolean", "the engine answers 400"),
-    unreadable("rid", _TOP, 'not a string, or `""`', "the attempt could not be named, nor aborted"),
     Row("batch", _TOP, "several prompts, or lists of parameters", "all or nothing: answers are interleaved", _batch),
+    unreadable("rid", _TOP, 'not a string, or `""`', "the attempt could not be named, nor aborted"),
     unreadable("sampling_params", _TOP, "not an object", "the engine answers 400"),
     Row(
         "text",

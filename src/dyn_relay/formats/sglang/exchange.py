@@ -19,6 +19,7 @@ from dyn_relay.formats.base import (
 )
 from dyn_relay.formats.sglang import continuation, errors, fold
 from dyn_relay.formats.sglang.admission import judge
+from dyn_relay.formats.sglang.batch import asked
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.events import DONE, DONE_EVENT, Fault, error_object
 from dyn_relay.formats.sglang.ledger import Attempt
@@ -46,6 +47,9 @@ class SglangExchange(Reader):
         """`rid`: for a client that gave none. `stops`: what is known of each model, and what is learnt."""
         super().__init__(request, rid, resume_aborts=resume_aborts)
         self.prompt_tokens = request.prompt_tokens
+        self.generations = asked(request).generations
+        #: Of a request for several answers that was to be split: the field because of which it was not.
+        self.unsplit = ""
         self._stops_by_model = stops
         #: Those of the worker that attempt 0 was admitted for.
         self._traits = Traits()
@@ -60,6 +64,8 @@ class SglangExchange(Reader):
         """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
         self._traits = traits
         self.verdict = judge(self._request, traits)
+        if self.unsplit and self.verdict.reason in ("batch", "n"):
+            self.verdict = Verdict(self.unsplit)
         return self.verdict
 
     def fingerprint(self) -> bytes:
@@ -186,8 +192,7 @@ class SglangExchange(Reader):
         if self._finished:
             return self.complete(now)
         if not self.verdict.migratable:
-            # A batch has several answers.
-            alone = not self._request.unreadable and self.verdict.reason not in ("batch", "n")
+            alone = not self._request.unreadable and not asked(self._request).several
             return (
                 self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
                 if alone and not self._shown

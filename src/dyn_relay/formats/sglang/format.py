@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
-from dyn_relay.formats.base import Answer, NativeRequest, Outbound, Rejected, Traits
+from dyn_relay.formats.base import Answer, Bundle, NativeRequest, Outbound, Rejected, Traits
+from dyn_relay.formats.sglang.batch import Unsplit, shares
 from dyn_relay.formats.sglang.errors import refusal, rejected
+from dyn_relay.formats.sglang.events import DONE_EVENT
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
+from dyn_relay.formats.sglang.item import Item, joined
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import raw, write
@@ -34,14 +38,27 @@ class SglangFormat:
 
     def open(self, request: NativeRequest, rid: str) -> SglangExchange:
         """Begin a logical request. Raises `Rejected` for what is known to kill or wedge a stock engine (0.5.23)."""
-        parsed = Request(request)
-        if parsed.fields:
-            try:
-                _protect(parsed)
-            except Rejected as refused:
-                refused.rid = parsed.rid or ""
-                raise
-        return SglangExchange(parsed, rid, resume_aborts=self._resume_aborts, stops=self._stops)
+        return self._exchange(_parsed(request), rid)
+
+    def split(self, request: NativeRequest, fresh: Callable[[], str]) -> SglangExchange | Bundle:
+        """As `open`; a batch, or an `n` above 1, gives one exchange for each answer if it can be taken apart."""
+        parsed = _parsed(request)
+        try:
+            found = shares(parsed, fresh)
+        except Unsplit as exc:
+            whole = self._exchange(parsed, fresh())
+            whole.unsplit = exc.reason
+            return whole
+        if not found:
+            return self._exchange(parsed, fresh())
+        made = [
+            Item(share, index, resume_aborts=self._resume_aborts, stops=self._stops)
+            for index, share in enumerate(found)
+        ]
+        return Bundle(parsed.rid or fresh(), made, DONE_EVENT, joined)
+
+    def _exchange(self, request: Request, rid: str) -> SglangExchange:
+        return SglangExchange(request, rid, resume_aborts=self._resume_aborts, stops=self._stops)
 
     def traits(self, infos: dict[str, bytes]) -> Traits:
         """Read `/model_info` and `/server_info`; what is missing or unreadable stays unknown.
@@ -78,6 +95,17 @@ class SglangFormat:
     def duplicate(self, request: NativeRequest, rid: str) -> Answer:
         """The answer to a request whose rid is still live."""
         return refusal(f"Duplicate request ID detected: {rid}", Request(request).stream)
+
+
+def _parsed(request: NativeRequest) -> Request:
+    parsed = Request(request)
+    if parsed.fields:
+        try:
+            _protect(parsed)
+        except Rejected as refused:
+            refused.rid = parsed.rid or ""
+            raise
+    return parsed
 
 
 def _protect(request: Request) -> None:
