@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import trio
 
-from dyn_relay.net import RECEIVE_SIZE, ConnectFailed, Connection, ConnectionBroken, Ended, Transform, relay_loop
+from dyn_relay.net import RECEIVE_SIZE, ConnectFailed, Connection, ConnectionBroken, Ended, Sink, Transform, relay_loop
 
 
 class Pipe:

@@ -97,15 +97,17 @@ _ALONE = Asked()
 
 def asked(request: Request) -> Asked:
     """How many answers a body asks for; one where that cannot be told."""
-    if request.prompt is not None and not request.sampling.keys() & {"n"} and "text" not in request.fields:
-        return _ALONE
+    fields = request.fields
+    if request.prompt is not None and "text" not in fields and "n" not in request.sampling:
+        if not _listed(fields.get("sampling_params", NULL)):
+            return _ALONE  # as almost always
     if request.unreadable not in ("", "batch", "rid"):
         return _ALONE
     try:
-        several = _listed(request.fields.get("text", NULL))
-        prompts = len(read_rows(request.fields["text"])) if several else 1
-        if request.fields.get("text", NULL) == NULL and _nested(request.fields.get("input_ids", NULL)):
-            several, prompts = True, len(read_rows(request.fields["input_ids"]))
+        several = _listed(fields.get("text", NULL))
+        prompts = len(read_rows(fields["text"])) if several else 1
+        if fields.get("text", NULL) == NULL and _nested(fields.get("input_ids", NULL)):
+            several, prompts = True, len(read_rows(fields["input_ids"]))
         samples = max((_count(params) for params in _params(request)), default=1)
     except (Foreign, NotJson):
         return _ALONE
