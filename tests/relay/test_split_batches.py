@@ -10,6 +10,7 @@ import trio.testing
 
 from dyn_testkit import faults
 from dyn_testkit.client import begin, fetch
+from dyn_testkit.determinism import run_seeded
 from dyn_testkit.engine import Model
 from dyn_testkit.faults import CLOSE, KILL_WORKER, STALL, Fault, FaultPlan, abort_event, at_token, rid_begins, status
 from dyn_testkit.relay import until
@@ -167,6 +168,28 @@ async def test_a_request_that_is_refused_outright_is_a_stream_of_one_error(autoj
         assert not response.complete
         assert b"[DONE]" not in response.events()
         assert "longer than the model's context" in response.values()[-1]["error"]["message"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_an_error_is_the_last_word(seed):
+    """Whatever the other items have to say at that moment."""
+
+    async def main() -> None:
+        model = Model(context_length=400)
+        refused = {**several(5, tokens=300), "input_ids": [[5], [6], [7] * 500, [8], [9]], "rid": "job"}
+        async with world(options=WorkerOptions(model=model), split_batches=True) as w:
+            response = await w.ask(refused)
+            *before, error = [event for event in response.events() if event != b"[DONE]"]
+            assert b"longer than the model's context" in error
+            assert response.complete is not bool(before)
+        fault = Fault(at_token(seed + 1), CLOSE, rid_begins("job_2"))
+        plans = [FaultPlan.of(fault) for _ in range(2)]
+        async with world(plans=plans, split_batches=True, migration_limit=0) as w:
+            response = await w.ask(several(5, tokens=300, rid="job"))
+            assert response.values()[-1]["error"]["reason"] == "migration_limit"
+            assert not response.complete
+
+    run_seeded(main, seed)
 
 
 @both

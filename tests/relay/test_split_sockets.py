@@ -11,7 +11,7 @@ from dyn_relay.sockets import open_network
 from dyn_testkit.client import begin
 from dyn_testkit.faults import KILL_WORKER, Fault, FaultPlan, at_token, first
 from dyn_testkit.fleet import open_fleet
-from dyn_testkit.relay import open_relay
+from dyn_testkit.relay import open_relay, until
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE
 from tests.relay.several import judged, several
@@ -48,8 +48,8 @@ async def test_a_client_reads_late_and_another_leaves():
             connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
             ongoing = await begin(connection, "/generate", body)
             with trio.fail_after(60):
-                while len(relay.app.live) and not any(one._downstream.client.pending for one in relay.app.live):
-                    await trio.sleep(0.01)
+                live = relay.app.live
+                await until(lambda: not len(live) or any(one._downstream.client.pending for one in live))
                 assert judged(await ongoing.rest(), body, ORACLE, "incremental") == []
             connection.close()
             connection = await network.connect(host, int(port))
@@ -58,6 +58,5 @@ async def test_a_client_reads_late_and_another_leaves():
                 await ongoing.more()
                 connection.close()
                 await relay.quiet()
-                while any(worker.live for worker in workers):
-                    await trio.sleep(0.01)
+                await until(lambda: not any(worker.live for worker in workers))
             assert [row["outcome"] for row in relay.rows] == ["done"] * 4 + ["client_gone"] * 4

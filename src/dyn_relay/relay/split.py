@@ -68,8 +68,11 @@ class Part(Downstream):
         self.status, self.whole = answer.status, answer
         self._split.answered(self, answer)
 
+    async def fail(self, event: bytes) -> None:
+        self._split.break_off(b"" if self.said else self.wrap(event))
+
     def break_off(self) -> None:
-        self._split.break_off()
+        self._split.break_off(b"")
 
     async def keep_alive(self, interval: float) -> None:
         """The whole's does it for all."""
@@ -175,15 +178,18 @@ class SplitRequest:
         """An item's events. What comes after the end is nobody's."""
         if self.over.is_set():
             return
-        if not self.downstream.head_sent:
-            self._judge()
-        self._unsent.append(self.downstream.wrap(data))
-        self.downstream.last_write = trio.current_time()
         if part.said and part.item.outright:
             # Stock says this before anything else, and then ends. After other events it would pass for a whole stream.
             self._broken = self._begun
             self._fail()
+        self._write(data)
         self._begun = True
+
+    def _write(self, events: bytes) -> None:
+        if not self.downstream.head_sent:
+            self._judge()
+        self._unsent.append(self.downstream.wrap(events))
+        self.downstream.last_write = trio.current_time()
 
     async def flush(self) -> None:
         """Hand over what the items have given so far. Raises `ConnectionBroken`."""
@@ -205,9 +211,11 @@ class SplitRequest:
             self._instead = answer
             self._fail()
 
-    def break_off(self) -> None:
-        """An item has failed, and has said so, or there is nothing that could be said."""
+    def break_off(self, event: bytes) -> None:
+        """An item has failed, with this as the last word, or nothing that could be said."""
         if not self.over.is_set():
+            if event:
+                self._write(event)
             self._broken = True
             self._fail()
 

@@ -221,6 +221,10 @@ not notice. Every other request is served all the same, but if its worker dies i
 which: `x-dyn-relay-migratable: yes` or `no; reason=<field>`, the first row that applies. A worker's own sampling
 defaults count like the client's parameters, where the client gave none.
 
+With `--split-batches` the answers of a batch, and the samples of an `n` above 1, are judged one by one, and the first
+reason of any is the header's; a request that cannot be taken apart names the field because of which
+([relay.md](relay.md#batches-and-samples)).
+
 Some reasons are no fields: `path` (not a path of the format: bridged), `method` (neither POST nor PUT),
 `migration_limit` (`--migration-limit 0`), `migration_max_seq_len` (the prompt is longer). A request that stock SGLang
 would die of, or whose rid is live, is not served at all: it gets SGLang's 400, with the field as the reason

@@ -98,9 +98,9 @@ _ALONE = Asked()
 def asked(request: Request) -> Asked:
     """How many answers a body asks for; one where that cannot be told."""
     fields = request.fields
-    if request.prompt is not None and "text" not in fields and "n" not in request.sampling:
-        if not _listed(fields.get("sampling_params", NULL)):
-            return _ALONE  # as almost always
+    plain = "text" not in fields and "n" not in request.sampling and not _listed(fields.get("sampling_params", NULL))
+    if plain and request.prompt is not None:
+        return _ALONE  # as almost always
     if request.unreadable not in ("", "batch", "rid"):
         return _ALONE
     try:
