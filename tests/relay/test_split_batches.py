@@ -17,6 +17,7 @@ from dyn_testkit.relay import until
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE
 from tests.relay.harness import world
+from tests.relay.odd import scripted
 from tests.relay.several import TOKENS, judged, several
 
 both = pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])
@@ -168,6 +169,20 @@ async def test_a_request_that_is_refused_outright_is_a_stream_of_one_error(autoj
         assert not response.complete
         assert b"[DONE]" not in response.events()
         assert "longer than the model's context" in response.values()[-1]["error"]["message"]
+
+
+async def test_an_error_in_the_midst_of_an_answer(autojump_clock):
+    """An engine that gives tokens and an error object in one breath: both are passed on, and the stream breaks."""
+    token = {"output_ids": [9], "meta_info": {"id": "job_0", "completion_tokens": 1, "prompt_tokens": 3}}
+    error = {"error": {"message": "no more", "code": 400}}
+    events = b"".join(b"data: %b\n\n" % json.dumps(each).encode() for each in (token, error))
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+    async with world(plans=[], split_batches=True) as w:
+        await scripted(w, head + events)
+        response = await w.ask(several(1, rid="job"))
+        assert response.values() == [{**token, "index": 0}, error]
+        assert b"[DONE]" not in response.events()
+        assert not response.complete
 
 
 @pytest.mark.parametrize("seed", range(40))
