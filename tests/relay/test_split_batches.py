@@ -8,6 +8,8 @@ import pytest
 import trio
 import trio.testing
 
+from dyn_relay.formats.sglang.item import Item
+from dyn_relay.relay.request import LogicalRequest
 from dyn_testkit import faults
 from dyn_testkit.client import begin, fetch
 from dyn_testkit.determinism import run_seeded
@@ -185,6 +187,91 @@ async def test_an_error_in_the_midst_of_an_answer(autojump_clock):
         assert not response.complete
 
 
+@both
+async def test_all_fail_at_once(autojump_clock, stream):
+    """Their only worker dies: one error, not one from each."""
+    plan = FaultPlan.of(Fault(at_token(2), KILL_WORKER))
+    async with world(plans=[plan], options=SLOW, split_batches=True) as w:
+        response = await w.ask(several(4, 2, stream=stream))
+        if stream:
+            assert [set(value) & {"error"} for value in response.values()].count({"error"}) == 1
+            assert "error" in response.values()[-1]
+            assert not response.complete
+        else:
+            assert response.status in (502, 503)
+        await w.quiet()
+        assert len(w.rows) == 8
+
+
+@both
+async def test_an_item_that_fails_before_its_first_token(autojump_clock, stream):
+    """When others have begun: it is too late for a status."""
+    stall = Fault(faults.AT_HEAD, STALL, lambda seen: b"[8, 9]" in seen.body)
+    plans = [FaultPlan.of(stall) for _ in range(2)]
+    body = several(2, stream=stream, rid="job", tokens=50)
+    async with world(plans=plans, options=SLOW, split_batches=True, migration_limit=1, first_token_timeout_secs=5) as w:
+        response = await w.ask(body)
+        if stream:
+            assert (response.values()[-1]["index"], response.values()[-1]["error"]["code"]) == (1, 504)
+            assert {value["index"] for value in response.values()[:-1]} == {0}
+            assert b"HTTP/1.1" not in response.body
+            assert not response.complete
+        else:
+            assert (response.status, response.json()["index"]) == (504, 1)
+
+
+@pytest.mark.parametrize("answer", [b'{"output_ids":[1]}', b""], ids=["json", "nothing"])
+async def test_what_is_no_stream_is_no_part_of_one(autojump_clock, answer):
+    """An item that is only forwarded: its worker answers whole, or with a terminator alone. Neither passes for one."""
+    kind, body = (b"application/json", answer) if answer else (b"text/event-stream", b"data: [DONE]\n\n")
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n" % (kind, len(body))
+    async with world(plans=[], split_batches=True) as w:
+        await scripted(w, head + body)
+        one = several(1, rid="job")
+        one["sampling_params"] |= {"frequency_penalty": 0.5}
+        response = await w.ask(one)
+        assert response.status == 502
+        assert response.json()["object"] == "error"
+        assert response.json()["index"] == 0
+
+
+@both
+async def test_a_defect_of_ours_is_loud(autojump_clock, stream, monkeypatch):
+    """The list is not made shorter, nor the stream ended, by an exception that should not be."""
+    feed = Item.feed
+
+    def broken(self, events, now):
+        if self.rid == "job_1" and self.delivered > 1:
+            raise RuntimeError("a defect")
+        return feed(self, events, now)
+
+    monkeypatch.setattr(Item, "feed", broken)
+    async with world(options=SLOW, split_batches=True) as w:
+        response = await w.ask(several(2, stream=stream, rid="job"))
+        assert (response.status, response.complete) == ((200, False) if stream else (500, True))
+        assert b"[DONE]" not in response.body
+        await w.quiet()
+        assert {row["index"]: row["error"] for row in w.rows} == {0: "", 1: "internal_error"}
+
+
+async def test_the_header_speaks_for_items_that_still_wait(autojump_clock, monkeypatch):
+    """One that has no worker yet (a suspect that waits for its turn, say) is judged all the same."""
+    choose = LogicalRequest._choose
+
+    async def slowly(self):
+        if self.record.index == 1:
+            await trio.sleep(30)
+        return await choose(self)
+
+    monkeypatch.setattr(LogicalRequest, "_choose", slowly)
+    body = several(2, rid="job")
+    body["sampling_params"] = [body["sampling_params"], {**body["sampling_params"], "frequency_penalty": 0.5}]
+    async with world(split_batches=True) as w:
+        response = await w.ask(body)
+        assert response.header("x-dyn-relay-migratable") == "no; reason=frequency_penalty"
+        assert {value["index"] for value in response.values()} == {0, 1}
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_an_error_is_the_last_word(seed):
     """Whatever the other items have to say at that moment."""
@@ -203,6 +290,16 @@ def test_an_error_is_the_last_word(seed):
             response = await w.ask(several(5, tokens=300, rid="job"))
             assert response.values()[-1]["error"]["reason"] == "migration_limit"
             assert not response.complete
+            await w.quiet()
+            assert {row["outcome"] for row in w.rows} <= {"failed", "given_up", "done"}
+            assert [row["index"] for row in w.rows if row["outcome"] == "failed"] == [2]
+        short = {**refused, "sampling_params": {**refused["sampling_params"], "max_new_tokens": 1}}
+        async with world(options=WorkerOptions(model=model), split_batches=True) as w:
+            await w.ask(short)
+            await w.quiet()
+            outcomes = {row["index"]: row["outcome"] for row in w.rows}
+            assert outcomes.pop(2) == "engine_error"
+            assert set(outcomes.values()) <= {"given_up", "done"}
 
     run_seeded(main, seed)
 
@@ -284,6 +381,8 @@ async def test_a_live_rid_is_a_duplicate(autojump_clock, stream):
         assert b"Duplicate request ID detected: job_1" in response.body
         response = await w.ask(body)
         assert b"Duplicate request ID detected: job_0" in response.body
+        response = await w.ask({**body, "rid": ["new", "job_1"]})
+        assert b"Duplicate request ID detected: job_1" in response.body
         assert sum(len(worker.generates) for worker in w.workers) == 2
 
 
@@ -340,6 +439,8 @@ async def test_a_client_that_leaves_ends_all_items(autojump_clock, stream):
         assert trio.current_time() - left <= 1.0
         await w.quiet()
         assert [(row["outcome"], row["closed_by"]) for row in w.rows] == [("client_gone", "client")] * 6
+        seen = "2xx" if stream else "none"
+        assert w.metric(f'dyn_relay_http_requests_total{{route="/generate",status_class="{seen}"}}') == 1
         assert not any(w.gauges.values())
 
 
@@ -352,12 +453,37 @@ async def test_a_client_that_does_not_read_holds_the_items_up(autojump_clock):
         connection = await w.network.connect("proxy", 30000)
         ongoing = await begin(connection, "/generate", body)
         await trio.sleep(60)  # longer than any silence is allowed to last
-        [made] = [sum(len(live.ids) for worker in w.workers for live in worker.scheduler.live.values())]
-        assert 0 < made < 4 * 1500
+        made = [len(live.ids) for worker in w.workers for live in worker.scheduler.live.values()]
+        assert len(made) == 4
+        assert max(made) < 1500
         response = await ongoing.rest()
         assert judged(response, body, ORACLE, "incremental") == []
         await w.quiet()
         assert [len(row["attempts"]) for row in w.rows] == [1] * 4
+
+
+async def test_what_waited_for_the_client_goes_out_when_it_reads(autojump_clock):
+    """Also when the workers have nothing more to say, and deadlines have interrupted the writing."""
+    stall = Fault(at_token(3), STALL, rid_begins("job"))
+    plans = [FaultPlan.of(stall) for _ in range(2)]
+    async with world(plans=plans, buffer=256, split_batches=True, stall_timeout_secs=5) as w:
+        connection = await w.network.connect("proxy", 30000)
+        ongoing = await begin(connection, "/generate", several(3, rid="job", return_logprob=False))
+        await trio.sleep(100)
+        with trio.move_on_after(1):
+            await ongoing.rest()
+        assert sorted(value["index"] for value in ongoing.response.values()) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+        connection.close()
+
+
+async def test_nobody_writes_without_giving_others_a_turn(autojump_clock):
+    """A fast worker must not keep the rest of the proxy waiting: neither its bytes nor the client's need be a pause."""
+    async with world(options=SLOW, split_batches=True) as w, trio.open_nursery() as nursery:
+        nursery.start_soon(w.ask, several(2))
+        await until(lambda: len(w.app.live) == 2)
+        with trio.testing.assert_checkpoints():
+            await next(iter(w.app.live))._downstream.client.send(b"")
+        nursery.cancel_scope.cancel()
 
 
 async def test_one_keep_alive_for_all(autojump_clock):

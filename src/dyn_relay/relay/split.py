@@ -83,6 +83,7 @@ class Part(Downstream):
         if data:
             self._split.take(self, data)
         await self._split.flush()
+        await trio.lowlevel.checkpoint()  # neither reading nor writing need be one, and the others have their turns
 
     @property
     def pending(self) -> bool:
@@ -163,9 +164,13 @@ class SplitRequest:
         verdicts = [item.verdict for item in self._bundle.items]
         self.downstream.judge(next((verdict for verdict in verdicts if not verdict.migratable), Verdict()))
 
-    def _fail(self) -> None:
+    def _fail(self) -> bool:
+        """An item has failed, and with it the whole; False if that was over before."""
+        if self.over.is_set():
+            return False
         self.failed = True
         self.over.set()
+        return True
 
     # -- what the parts do
 
@@ -207,17 +212,15 @@ class SplitRequest:
 
     def answered(self, part: Part, answer: Answer) -> None:
         """An item has its whole answer; if that is an error, it is the whole's."""
-        if (self._streaming or answer.status != 200) and not self.over.is_set():
+        if (self._streaming or answer.status != 200) and self._fail():
             self._instead = answer
-            self._fail()
 
     def break_off(self, event: bytes) -> None:
         """An item has failed, with this as the last word, or nothing that could be said."""
-        if not self.over.is_set():
+        if self._fail():
+            self._broken = True
             if event:
                 self._write(event)
-            self._broken = True
-            self._fail()
 
     # -- the end
 

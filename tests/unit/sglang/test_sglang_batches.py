@@ -173,6 +173,16 @@ def test_what_cannot_be_read_counts_as_one(body: bytes) -> None:
     assert not isinstance(SglangFormat().split(native, lambda: "ours"), Bundle)
 
 
+@pytest.mark.parametrize("more", [{}, {"rid": ["x", "y"]}, {"input_ids": [5], "sampling_params": {"n": 2}}])
+def test_an_abort_is_not_one_answer_for_several(more: dict[str, Any]) -> None:
+    """Aborted while no worker has it: what an engine says of one answer is no list, nor a stream of several."""
+    for body, made in (({**BATCH, **more}, False), ({"input_ids": [5], "session_params": {"id": "s"}}, True)):
+        native = NativeRequest("POST", "/generate", [], json.dumps(body).encode())
+        opened = SglangFormat().open(native, "ours")
+        assert not opened.admit(UNKNOWN).migratable
+        assert (opened.abort(1.0) is not None) is made
+
+
 def test_a_request_for_too_many_stays_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     most = {"input_ids": [[5]] * batch.MOST_ANSWERS}
     assert len(taken_apart(most)) == batch.MOST_ANSWERS

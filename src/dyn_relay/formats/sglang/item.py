@@ -10,7 +10,7 @@ from dyn_relay.formats.sglang.batch import Share
 from dyn_relay.formats.sglang.events import DONE, DONE_EVENT
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.stops import Stops
-from dyn_relay.formats.sglang.wire import read_fields
+from dyn_relay.formats.sglang.wire import Foreign, read_fields
 
 _ERRORS = (End.REFUSED, End.BUSY, End.FAILED)
 
@@ -59,6 +59,11 @@ class Item(SglangExchange):
     def failure_event(self, status: int, reason: str, message: str) -> bytes:
         """As `failure`."""
         return self._placed(super().failure_event(status, reason, message))
+
+    def _done(self, whole: bytes) -> bytes:
+        if not self._finished:
+            raise Foreign("[DONE] without a finish")  # of a stream for all it would be missed by nobody
+        return super()._done(whole)
 
     def _placed(self, out: bytes) -> bytes:
         # No line ends stand in the JSON of an event: where a brace comes before two of them, the event ends.
