@@ -10,6 +10,7 @@ import trio.testing
 
 from dyn_relay.formats.sglang.item import Item
 from dyn_relay.relay.request import LogicalRequest
+from dyn_relay.relay.split import SplitRequest
 from dyn_testkit import faults
 from dyn_testkit.client import begin, fetch
 from dyn_testkit.determinism import run_seeded
@@ -507,6 +508,22 @@ async def test_one_keep_alive_for_all(autojump_clock):
         assert 3 <= response.body.count(b": keep-alive\n\n") <= 4
         early = response.body.index(b"keep-alive")
         assert b'"completion_tokens":20' in response.body[:early]
+
+
+async def test_a_comment_at_the_moment_of_a_failure(autojump_clock, monkeypatch):
+    """It has sent the head before the status could be said: the stream breaks, and there is no second head."""
+    answered = SplitRequest.answered
+
+    def with_comment(self, part, answer):
+        answered(self, part, answer)
+        assert self.downstream.connection.connection.offer(self.downstream.wrap(b": keep-alive\n\n"))
+
+    monkeypatch.setattr(SplitRequest, "answered", with_comment)
+    async with world(plans=[], split_batches=True) as w:
+        response = await w.ask(several(2))
+        assert (response.status, response.complete) == (200, False)
+        assert response.body == b": keep-alive\n\n"
+        assert response.wire.count(b"HTTP/1.1") == 1
 
 
 async def test_a_deadline_ends_them_all(autojump_clock):

@@ -120,10 +120,10 @@ class SplitRequest:
         self._defects: list[Exception] = []
         self._parts = [Part(self, connection, item) for item in bundle.items]
         self.requests = [LogicalRequest(context, part, part.item, headers, path, native=True) for part in self._parts]
-        for index, request in enumerate(self.requests):
-            request.alias = bundle.items[index].alias
+        for index, (request, item) in enumerate(zip(self.requests, bundle.items, strict=True)):
+            request.alias = item.alias
             request.record.bundle, request.record.index = bundle.name, index
-            bundle.items[index].admit(UNKNOWN)  # the head may go out before each has a worker
+            item.admit(UNKNOWN)  # the head may go out before each has a worker
 
     @property
     def _streaming(self) -> bool:
@@ -228,7 +228,8 @@ class SplitRequest:
         downstream = self.downstream
         if self.over.is_set() and not self.failed:
             return  # the client has left
-        if self._broken:
+        late = self._instead is not None and downstream.head_sent  # by a comment at that very moment
+        if self._broken or late:
             try:
                 with trio.move_on_after(FAIL_PATIENCE):
                     await self.flush()
