@@ -147,6 +147,11 @@ class Config:
         "Say in meta_info.dyn_relay_recomputed_rows which rows of routed_experts and indexer_topk a later worker has "
         "computed again.",
     )
+    split_batches: bool = _option(
+        MIGRATION,
+        False,
+        "Make a request of its own of each prompt of a batch and each sample of n > 1, so that they can be continued.",
+    )
     suspect_attempts: int = _option(
         MIGRATION,
         1,

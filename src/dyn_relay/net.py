@@ -50,25 +50,13 @@ class Transform(Protocol):
         """
 
 
-class Connection(Protocol):
-    """One ordered byte stream in each direction."""
-
-    #: The other side, as `host:port`, for logs.
-    peer: str
-
-    async def receive(self, max_bytes: int = RECEIVE_SIZE) -> bytes:
-        """The next bytes, at least one; `b""` once the peer has closed. Raises `ConnectionBroken`."""
+class Sink(Protocol):
+    """Where bytes go, and whether anybody still wants them."""
 
     async def send(self, data: bytes) -> None:
         """Hand over all of `data`, waiting while the peer does not take it. Raises `ConnectionBroken`.
 
         If cancelled, what was not handed over yet is kept and goes before the next write: the byte stream has no hole.
-        """
-
-    def offer(self, data: bytes) -> bool:
-        """Write `data` now if nothing is waiting to be written, without blocking; False if it was not taken at all.
-
-        For keep-alive comments. A part that does not fit is kept and goes before the next write.
         """
 
     @property
@@ -77,6 +65,22 @@ class Connection(Protocol):
 
     async def wait_closed(self) -> None:
         """Return when the peer has closed or reset its side. Reads nothing."""
+
+
+class Connection(Sink, Protocol):
+    """One ordered byte stream in each direction."""
+
+    #: The other side, as `host:port`, for logs.
+    peer: str
+
+    async def receive(self, max_bytes: int = RECEIVE_SIZE) -> bytes:
+        """The next bytes, at least one; `b""` once the peer has closed. Raises `ConnectionBroken`."""
+
+    def offer(self, data: bytes) -> bool:
+        """Write `data` now if nothing is waiting to be written, without blocking; False if it was not taken at all.
+
+        For keep-alive comments. A part that does not fit is kept and goes before the next write.
+        """
 
     def quiet(self) -> bool:
         """True if an idle connection may be reused: no byte, no end and no error waits to be read."""
@@ -114,7 +118,7 @@ class Network(Protocol):
     async def listen(self, host: str, port: int) -> Listener:
         """Bind and listen; port 0 lets the system choose. Raises `OSError`."""
 
-    async def relay(self, source: Connection, sink: Connection, transform: Transform) -> Ended:
+    async def relay(self, source: Connection, sink: Sink, transform: Transform) -> Ended:
         """Move bytes from source through transform to sink until one of `Ended` is the case.
 
         A sink that does not take stops the reading of the source (backpressure). The end of the sink is seen while the
@@ -122,7 +126,7 @@ class Network(Protocol):
         """
 
 
-async def relay_loop(source: Connection, sink: Connection, transform: Transform) -> Ended:
+async def relay_loop(source: Connection, sink: Sink, transform: Transform) -> Ended:
     """`Network.relay` for connections that the pump cannot wait for: TLS, in memory. Simple rather than fast."""
     ended = Ended.SINK_GONE
     failure: Exception | None = None
@@ -143,7 +147,7 @@ async def relay_loop(source: Connection, sink: Connection, transform: Transform)
     return ended
 
 
-async def _copy(source: Connection, sink: Connection, transform: Transform) -> Ended:
+async def _copy(source: Connection, sink: Sink, transform: Transform) -> Ended:
     try:
         await sink.send(b"")  # what an earlier, cancelled relay has left goes first
         while not transform.done:

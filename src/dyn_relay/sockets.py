@@ -19,6 +19,7 @@ from dyn_relay.net import (
     ConnectionBroken,
     Ended,
     Listener,
+    Sink,
     Transform,
     relay_loop,
 )
@@ -274,7 +275,7 @@ class SocketNetwork:
             raise
         return SocketListener(sock, self._pump)
 
-    async def relay(self, source: Connection, sink: Connection, transform: Transform) -> Ended:
+    async def relay(self, source: Connection, sink: Sink, transform: Transform) -> Ended:
         if isinstance(source, SocketConnection) and isinstance(sink, SocketConnection):
             if sink.closed:
                 return Ended.SINK_GONE

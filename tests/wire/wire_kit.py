@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import trio
 
-from dyn_relay.net import RECEIVE_SIZE, ConnectFailed, Connection, ConnectionBroken, Ended, Transform, relay_loop
+from dyn_relay.net import RECEIVE_SIZE, ConnectFailed, Connection, ConnectionBroken, Ended, Sink, Transform, relay_loop
 
 
 class Pipe:
@@ -152,7 +152,7 @@ class MemoryNetwork:
         self.listeners[host, listener.port] = listener
         return listener
 
-    async def relay(self, source: Connection, sink: Connection, transform: Transform) -> Ended:
+    async def relay(self, source: Connection, sink: Sink, transform: Transform) -> Ended:
         return await relay_loop(source, sink, transform)
 
 

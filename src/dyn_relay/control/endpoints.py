@@ -110,7 +110,7 @@ def _describe(worker: Worker) -> dict[str, object]:
         "is_healthy": worker.state is State.READY,
         "state": worker.state.value,
         "cause": worker.cause,
-        "load": worker.in_flight,
+        "load": worker.load,
         "served": worker.served,
         "failures": worker.failures,
         "model_id": traits.model,

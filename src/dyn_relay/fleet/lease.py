@@ -2,6 +2,7 @@
 
 The claim is taken before the dial and given back once, whatever happens: a load that is only counted when an answer
 begins lets every request of a burst see an idle worker, and one that is given back twice makes a busy worker look idle.
+It weighs what the engine has to generate: an attempt for eight prompts with two samples each is a load of sixteen.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from dyn_relay.fleet.worker import Worker
 class Lease:
     """`with fleet.lease(worker):`. Usable once; entering or releasing it twice raises `RuntimeError`."""
 
-    __slots__ = ("_held", "_on_release", "_used", "worker")
+    __slots__ = ("_generations", "_held", "_on_release", "_used", "worker")
 
-    def __init__(self, worker: Worker, on_release: Callable[[Worker], None]) -> None:
+    def __init__(self, worker: Worker, on_release: Callable[[Worker], None], generations: int = 1) -> None:
         self.worker = worker
+        self._generations = generations
         self._on_release = on_release
         self._used = False
         self._held = False
@@ -28,6 +30,7 @@ class Lease:
             raise RuntimeError("a lease is taken once")
         self._used = self._held = True
         self.worker.in_flight += 1
+        self.worker.load += self._generations
         return self
 
     def __exit__(
@@ -41,4 +44,5 @@ class Lease:
             raise RuntimeError("this lease is not held")
         self._held = False
         self.worker.in_flight -= 1
+        self.worker.load -= self._generations
         self._on_release(self.worker)

@@ -185,9 +185,9 @@ class Fleet:
         """True while anything is held against any request; only then do fingerprints matter."""
         return len(self._probation.register) > 0
 
-    def lease(self, worker: Worker) -> Lease:
-        """The attempt's claim on the worker: `with fleet.lease(worker):`."""
-        return Lease(worker, self._released)
+    def lease(self, worker: Worker, generations: int = 1) -> Lease:
+        """The attempt's claim on the worker, for so many answers: `with fleet.lease(worker):`."""
+        return Lease(worker, self._released, generations)
 
     def trial(self, worker: Worker, fingerprint: bytes, *, proven: bool = False) -> Trial:
         """The attempt's part in finding poison: `with fleet.trial(worker, fingerprint) as trial:`."""

@@ -87,6 +87,8 @@ class Worker:
     locked: bool = False
     #: Live attempts (leases).
     in_flight: int = 0
+    #: Answers that they ask for: a batch is one attempt, and as many answers as it has prompts and samples.
+    load: int = 0
     #: Attempts that ended well, and those that it failed.
     served: int = 0
     failures: int = 0

@@ -24,7 +24,7 @@ finished without another worker; if not, the next `dispatch` is a continuation.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -176,6 +176,8 @@ class Exchange(Protocol):
     named: bool
     #: The client asked for server-sent events.
     streaming: bool
+    #: Answers that it asks for: a worker's load by it.
+    generations: int
     #: What `admit` said; an answer may show later that no continuation can be exact, and then it changes.
     verdict: Verdict
     #: Tokens of the prompt; 0 where unknown.
@@ -282,6 +284,31 @@ class Exchange(Protocol):
         """
 
 
+class Item(Exchange, Protocol):
+    """One of the answers that a split request asks for. Its stream has no terminator: that is the whole's."""
+
+    #: What the client calls it, where its rid is not that; else "".
+    alias: str
+
+    @property
+    def outright(self) -> bool:
+        """It has ended with an engine's error that is no part of an answer, but a stream's only event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A request for several answers, as one request for each."""
+
+    #: The client's own rid for the whole, or one that was made up.
+    name: str
+    #: In the order of the answer; there is at least one.
+    items: Sequence[Item]
+    #: What ends the stream that the items' events make.
+    terminator: bytes
+    #: The answer that the items' whole answers make.
+    join: Callable[[Sequence[Answer]], Answer]
+
+
 class Format(Protocol):
     """One backend's wire format."""
 
@@ -297,6 +324,12 @@ class Format(Protocol):
 
     def open(self, request: NativeRequest, rid: str) -> Exchange:
         """Begin a logical request; `rid` is used if the client named none. Raises `Rejected`."""
+
+    def split(self, request: NativeRequest, fresh: Callable[[], str]) -> Exchange | Bundle:
+        """As `open`, but a request for several answers gives one for each, where that is the same for its client.
+
+        `fresh` makes rids. What is not split says so: its verdict's reason is the field that forbids it.
+        """
 
     def traits(self, infos: dict[str, bytes]) -> Traits:
         """Read a worker's answers to `info_paths`; paths that it did not answer with 200 are missing."""

@@ -13,6 +13,7 @@ class OpaqueExchange:
     """A request on a path that is bridged. Implements `formats.base.Exchange`; its verdict is always a refusal."""
 
     streaming = False
+    generations = 1
     prompt_tokens = 0
     delivered = 0
     attempt_tokens = 0

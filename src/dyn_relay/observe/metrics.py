@@ -152,6 +152,10 @@ class Metrics(Collector):
         self.migrations_total(reason).inc()
         self.tokens_saved_total.inc(saved)
 
+    def answered(self, route: str, status: int) -> None:
+        """An HTTP request is over; `status` 0 if its client saw none."""
+        self.http_requests_total(route, f"{status // 100}xx" if status else "none").inc()
+
     def refused(self, reason: str) -> None:
         """A request is served without protection, because of the field `reason`."""
         self.refusals_total(reason).inc()

@@ -65,7 +65,7 @@ class Attempt:
         self._exchange = exchange
         self._downstream = downstream
         self._on_token = on_token
-        self._client = downstream.connection.connection
+        self._client = downstream.client
         self._scope = trio.CancelScope()
         self._sent_at = 0.0
 

@@ -9,6 +9,7 @@ from dyn_relay.http11.errors import BadResponse
 from dyn_relay.http11.headers import Headers, end_to_end
 from dyn_relay.http11.server import ServerConnection
 from dyn_relay.http11.sse import comment
+from dyn_relay.net import Sink
 
 #: Says on every answer that a worker takes part in whether the request would survive that worker.
 MIGRATABLE_HEADER = b"x-dyn-relay-migratable"
@@ -32,30 +33,43 @@ class Downstream:
         "_delimited",
         "_events",
         "_finished",
+        "_head_sent",
         "_headers",
         "_streamed",
         "_verdict",
         "connection",
-        "head_sent",
         "last_write",
         "status",
     )
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
-        #: The head of a streamed answer is out: from now on errors are events and broken framing.
-        self.head_sent = False
         #: What the client sees; 0 while it has seen nothing.
         self.status = 0
         #: When the client last got a byte of a stream.
         self.last_write = trio.current_time()
         self._verdict = b"yes"
-        self._finished = self._answering = self._answered = False
+        self._head_sent = self._finished = self._answering = self._answered = False
         self._headers: Headers | None = None
         self._streamed = 200
         self._delimited = False
         #: The body is a stream of events, in which comments have a place.
         self._events = True
+
+    @property
+    def client(self) -> Sink:
+        """Who gets the answer."""
+        return self.connection.connection
+
+    @property
+    def head_sent(self) -> bool:
+        """The head of a streamed answer is out: from now on errors are events and broken framing."""
+        return self._head_sent
+
+    @property
+    def given_up(self) -> bool:
+        """It is not the client that left: its answer has failed for another reason, and nobody wants this one."""
+        return False
 
     @property
     def said(self) -> bool:
@@ -65,7 +79,7 @@ class Downstream:
     @property
     def ended(self) -> bool:
         """The whole answer has been handed to the system."""
-        return self._answered or (self._finished and not self.connection.connection.pending)
+        return self._answered or (self._finished and not self.client.pending)
 
     def judge(self, verdict: Verdict) -> None:
         """What the answer's header says."""
@@ -90,9 +104,9 @@ class Downstream:
 
     def wrap(self, body: bytes, *, last: bool = False) -> bytes:
         """Body bytes of a stream as they go on the wire, the head before the first, the end after the last."""
-        if self.head_sent:
+        if self._head_sent:
             return self.connection.frame(body, last=last)
-        self.head_sent = True
+        self._head_sent = True
         self.status = self._streamed
         headers = [*(self._headers or _EVENT_STREAM), (MIGRATABLE_HEADER, self._verdict)]
         head = self.connection.head(self.status, headers, delimited=self._delimited)
@@ -107,7 +121,7 @@ class Downstream:
 
     async def send(self, data: bytes) -> None:
         """Wire bytes that `wrap` or `finish` gave. Raises `ConnectionBroken`."""
-        await self.connection.connection.send(data)
+        await self.client.send(data)
 
     async def answer(self, answer: Answer) -> None:
         """A whole answer; only while no head was sent. Raises `ConnectionBroken`."""
@@ -129,7 +143,11 @@ class Downstream:
             with trio.move_on_after(FAIL_PATIENCE):
                 await self.send(self.wrap(event))
         finally:
-            self.connection.break_off()
+            self.break_off()
+
+    def break_off(self) -> None:
+        """End the connection, so that nobody takes the answer for complete."""
+        self.connection.break_off()
 
     async def keep_alive(self, interval: float) -> None:
         """Send a comment whenever a stream's client got nothing for `interval` seconds; runs until cancelled."""
@@ -140,7 +158,7 @@ class Downstream:
             now = trio.current_time()
             if now >= self.last_write + interval:
                 self.last_write = now
-                head_sent = self.head_sent
+                head_sent = self._head_sent
                 if not self.connection.connection.offer(self.wrap(_KEEP_ALIVE)):
                     # Bytes are waiting for the client already, so it is not silent for want of a comment.
-                    self.head_sent = head_sent
+                    self._head_sent = head_sent

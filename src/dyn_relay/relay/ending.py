@@ -124,6 +124,13 @@ class Ending:
         """The format refuses to go on."""
         await self.failed(reason, history, f"; the request cannot be continued because of {reason}")
 
+    def left(self) -> None:
+        """Nobody waits for the answer any more."""
+        if self._downstream.given_up:
+            self.close(Step.ABORT, Outcome.GIVEN_UP, "proxy")
+        else:
+            self.close(Step.ABORT, Outcome.CLIENT_GONE, "client")
+
     async def poison(self) -> None:
         """Workers died under it."""
         words = "workers died under this request before its first token: it is suspected of killing them"
@@ -178,8 +185,8 @@ class Ending:
             context.metrics.request_ended(outcome.value, record.ttft, exchange.cached_tokens)
         if record.refusal:
             context.metrics.refused(record.refusal)
-        route = record.path if self._native else "bridged"
-        context.metrics.http_requests_total(route, f"{record.status // 100}xx" if record.status else "none").inc()
+        if record.bundle is None:
+            context.metrics.answered(record.path if self._native else "bridged", record.status)
 
 
 def _words(history: tuple[Failure, ...]) -> str:

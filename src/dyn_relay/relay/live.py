@@ -81,7 +81,11 @@ class LiveRequests:
         """The live requests that an abort of `prefix` means, as stock matches them; none for an empty one."""
         if not prefix:
             return []
-        return [request for rid, request in self._requests.items() if rid.startswith(prefix)]
+        return [
+            request
+            for rid, request in self._requests.items()
+            if rid.startswith(prefix) or request.alias.startswith(prefix)
+        ]
 
     def related(self, name: str) -> bool:
         """Is it a prefix of another live name, or an extension of one? An abort of the one would be both's."""

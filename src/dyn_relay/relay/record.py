@@ -26,6 +26,7 @@ class Outcome(enum.Enum):
     COMPLETED = "completed_here"  #: nothing was left to generate at the cut; the finish was made here
     ABORTED = "aborted"  #: an abort request named it, or the engine aborted it on somebody's wish
     CLIENT_GONE = "client_gone"
+    GIVEN_UP = "given_up"  #: another answer of its split request failed, and so the whole request did
     ENGINE_ERROR = "engine_error"  #: the engine's own error went to the client
     REJECTED = "rejected"  #: refused here, in the engine's words, before any worker saw it
     FAILED = "failed"  #: our loud error
@@ -87,6 +88,9 @@ class RequestRecord:
     state: State = State.OPEN
     #: A worker may have begun to work on it.
     started_work: bool = False
+    #: One answer of a split request: the whole's name, and which one it is.
+    bundle: str | None = None
+    index: int | None = None
     attempts: list[AttemptRecord] = field(default_factory=list)
     outcome: Outcome = Outcome.FAILED
     #: client, proxy or worker.
@@ -131,6 +135,8 @@ class RequestRecord:
         return {
             "time": self.wall,
             "rid": self.rid,
+            "bundle": self.bundle,
+            "index": self.index,
             "path": self.path,
             "streaming": self.streaming,
             "outcome": self.outcome.value,

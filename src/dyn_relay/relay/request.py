@@ -12,7 +12,6 @@ from dyn_relay.fleet.poison import Finding, NotYet, SuspectedPoison, Trial
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import UNKNOWN, CannotComplete, Exchange, Traits
 from dyn_relay.http11.headers import Headers
-from dyn_relay.http11.server import ServerConnection
 from dyn_relay.net import ConnectionBroken
 from dyn_relay.relay.attempt import Attempt
 from dyn_relay.relay.budget import AttemptBudget, limited, too_long
@@ -45,7 +44,7 @@ class LogicalRequest:
     def __init__(
         self,
         context: Context,
-        connection: ServerConnection,
+        downstream: Downstream,
         exchange: Exchange,
         headers: Headers,
         path: str,
@@ -55,6 +54,8 @@ class LogicalRequest:
     ) -> None:
         """`headers` go to each worker; `native`: on a format's own path, not bridged; `safe`: it changes nothing."""
         self.rid = exchange.rid
+        #: What its client calls it, where that is not its rid: it, too, may be used to abort it.
+        self.alias = ""
         #: Names under which workers may know attempts of this request, beside its own rid.
         self.names: list[str] = []
         #: Somebody asked for this request to be aborted.
@@ -65,9 +66,9 @@ class LogicalRequest:
         self._headers = headers
         self._native = native
         self._safe = safe
-        self._downstream = Downstream(connection)
+        self._downstream = downstream
         self._ending = Ending(context, exchange, self._downstream, self.record, native=native)
-        self._client = connection.connection
+        self._client = downstream.client
         self._budget = AttemptBudget(context.config.migration_limit)
         self._candidates = Candidates(context.fleet, exchange, self.record)
         #: The attempt in progress, and the one that failed last.
@@ -110,12 +111,12 @@ class LogicalRequest:
                 await ending.timed_out(limit)
         except (ClientGone, ConnectionBroken):
             self._leave()
-            ending.close(Step.ABORT, Outcome.CLIENT_GONE, "client")
+            ending.left()
         except trio.Cancelled:
             self._leave()
             if not self._answered():
                 ending.close(Step.FAIL, Outcome.SHUTDOWN, "proxy")
-                self._downstream.connection.break_off()
+                self._downstream.break_off()
             raise
         except Exception:
             # A defect of ours: the server tells the client and reports it; the request must still have one end.
@@ -249,7 +250,7 @@ class LogicalRequest:
         self.record.attempts.append(record)
         self.record.step(Step.DISPATCH)
         fingerprint = exchange.fingerprint() if fleet.wary else b""
-        with fleet.lease(worker), fleet.trial(worker, fingerprint, proven=self._proven) as trial:
+        with fleet.lease(worker, exchange.generations), fleet.trial(worker, fingerprint, proven=self._proven) as trial:
 
             def on_token() -> None:
                 trial.token()

@@ -6,17 +6,18 @@ from functools import partial
 
 import trio
 
-from dyn_relay.formats.base import Answer, Explanation, NativeRequest, Rejected, Traits
+from dyn_relay.formats.base import Answer, Bundle, Exchange, Explanation, NativeRequest, Rejected, Traits
 from dyn_relay.formats.opaque import OpaqueExchange
 from dyn_relay.http11.headers import Headers, get
 from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.relay.context import Context
-from dyn_relay.relay.downstream import MIGRATABLE_HEADER
+from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
 from dyn_relay.relay.explain import explained
 from dyn_relay.relay.headers import native_headers, to_worker
 from dyn_relay.relay.orders import tell
 from dyn_relay.relay.record import Outcome, RequestRecord, publish
 from dyn_relay.relay.request import LogicalRequest
+from dyn_relay.relay.split import SplitRequest
 
 #: RFC 9110, 9.2.1.
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -58,21 +59,36 @@ class Relay:
         context = self._context
         if request.method not in context.format.methods:
             allow: Headers = [(b"allow", b", ".join(sorted(m.encode() for m in context.format.methods)))]
-            context.metrics.http_requests_total(path, "4xx").inc()
+            context.metrics.answered(path, 405)
             await _answer(connection, METHOD_NOT_ALLOWED, [*allow, (MIGRATABLE_HEADER, b"no; reason=method")])
             return
         native = NativeRequest(request.method, path, request.headers, request.body)
         try:
-            exchange = context.format.open(native, context.live.fresh())
+            opened = self._open(native)
         except Rejected as rejected:
             await self._reject(connection, path, rejected.answer, rejected.reason, rejected.rid)
             return
-        if exchange.rid in context.live:
-            duplicate = context.format.duplicate(native, exchange.rid)
-            await self._reject(connection, path, duplicate, "rid", exchange.rid)
+        rids = [item.rid for item in opened.items] if isinstance(opened, Bundle) else [opened.rid]
+        taken = next((rid for rid in rids if rid in context.live), None)
+        if taken is not None:
+            await self._reject(connection, path, context.format.duplicate(native, taken), "rid", taken)
             return
         headers = native_headers(to_worker(request.headers, context.config))
-        await self._run(LogicalRequest(context, connection, exchange, headers, path, native=True))
+        if isinstance(opened, Bundle):
+            split = SplitRequest(context, connection, opened, headers, path)
+            for one in split.requests:
+                self._enter(one)
+            await split.serve(self._run)
+        else:
+            alone = LogicalRequest(context, Downstream(connection), opened, headers, path, native=True)
+            self._enter(alone)
+            await self._run(alone)
+
+    def _open(self, request: NativeRequest) -> Exchange | Bundle:
+        """Raises `Rejected`."""
+        format, live = self._context.format, self._context.live
+        split = self._context.config.split_batches
+        return format.split(request, live.fresh) if split else format.open(request, live.fresh())
 
     async def _reject(self, connection: ServerConnection, path: str, answer: Answer, reason: str, rid: str) -> None:
         """Answer in the engine's words what the engine would not take, or would die of; no worker sees it."""
@@ -81,7 +97,7 @@ class Relay:
         record = RequestRecord(rid, path, streaming, context.wall(), now, migratable=False, refusal=reason)
         record.outcome, record.closed_by, record.status, record.ended = Outcome.REJECTED, "proxy", answer.status, now
         context.metrics.request_ended(Outcome.REJECTED.value, None, None)
-        context.metrics.http_requests_total(path, f"{answer.status // 100}xx").inc()
+        context.metrics.answered(path, answer.status)
         publish(record, context.trace)
         await _answer(connection, answer, [(MIGRATABLE_HEADER, b"no; reason=" + reason.encode())])
 
@@ -93,17 +109,20 @@ class Relay:
         exchange = OpaqueExchange(request.method, target, content_type, request.body)
         headers = to_worker(request.headers, context.config)
         safe = request.method in _SAFE
-        await LogicalRequest(context, connection, exchange, headers, request.path, native=False, safe=safe).serve()
+        downstream = Downstream(connection)
+        await LogicalRequest(context, downstream, exchange, headers, request.path, native=False, safe=safe).serve()
+
+    def _enter(self, request: LogicalRequest) -> None:
+        self._context.live.add(request)
+        self._context.metrics.requests_in_flight.inc()
 
     async def _run(self, request: LogicalRequest) -> None:
-        live, metrics = self._context.live, self._context.metrics
-        live.add(request)
-        metrics.requests_in_flight.inc()
+        """Serve a request that was entered."""
         try:
             await request.serve()
         finally:
-            metrics.requests_in_flight.dec()
-            live.remove(request)
+            self._context.metrics.requests_in_flight.dec()
+            self._context.live.remove(request)
 
     def abort(self, rid: str, *, everything: bool) -> None:
         """Abort what stock SGLang would abort: the rids that begin with `rid`, or everything.

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import trio
 
-from dyn_relay.net import Connection
+from dyn_relay.net import Sink
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class Unwanted(Exception):
     """The request was aborted; nothing is to be tried any more."""
 
 
-async def unless_gone(client: Connection, work: Callable[[], Awaitable[T]]) -> T:
+async def unless_gone(client: Sink, work: Callable[[], Awaitable[T]]) -> T:
     """The result of `work()`, given up as soon as the client leaves. Raises `ClientGone`."""
     results: list[T] = []
     errors: list[Exception] = []

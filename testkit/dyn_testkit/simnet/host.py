@@ -7,7 +7,7 @@ import os
 import ssl
 from typing import TYPE_CHECKING
 
-from dyn_relay.net import Connection, Ended, Listener, Transform, relay_loop
+from dyn_relay.net import Connection, Ended, Listener, Sink, Transform, relay_loop
 
 if TYPE_CHECKING:
     from dyn_testkit.simnet.network import SimNetwork
@@ -29,5 +29,5 @@ class SimHost:
             raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
         return await self._network.listen(host, port)
 
-    async def relay(self, source: Connection, sink: Connection, transform: Transform) -> Ended:
+    async def relay(self, source: Connection, sink: Sink, transform: Transform) -> Ended:
         return await relay_loop(source, sink, transform)

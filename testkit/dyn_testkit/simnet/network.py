@@ -9,7 +9,7 @@ from functools import partial
 
 import trio
 
-from dyn_relay.net import ConnectFailed, Connection, Ended, Listener, Transform, relay_loop
+from dyn_relay.net import ConnectFailed, Connection, Ended, Listener, Sink, Transform, relay_loop
 from dyn_testkit.simnet.bell import Bell
 from dyn_testkit.simnet.connection import Address, SimConnection
 from dyn_testkit.simnet.events import Kind, Observer, Trace
@@ -70,7 +70,7 @@ class SimNetwork:
         self._listeners[address] = listener
         return listener
 
-    async def relay(self, source: Connection, sink: Connection, transform: Transform) -> Ended:
+    async def relay(self, source: Connection, sink: Sink, transform: Transform) -> Ended:
         return await relay_loop(source, sink, transform)
 
     @property

@@ -16,7 +16,7 @@ from dyn_relay.http11.client import Origin
 
 def workers(*loads: int) -> list[Worker]:
     return [
-        Worker(id=f"w{n}", number=n, origin=Origin.parse(f"http://h:{n}"), since=0.0, in_flight=load)
+        Worker(id=f"w{n}", number=n, origin=Origin.parse(f"http://h:{n}"), since=0.0, load=load)
         for n, load in enumerate(loads, 1)
     ]
 

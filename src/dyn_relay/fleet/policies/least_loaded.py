@@ -1,4 +1,4 @@
-"""The one with the fewest live attempts."""
+"""The one with the fewest live generations."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dyn_relay.fleet.worker import Worker
 
 
 class LeastLoaded:
-    """Fewest leases; equals take turns, so that an idle fleet is used evenly."""
+    """Least load; equals take turns, so that an idle fleet is used evenly."""
 
     def __init__(self) -> None:
         self._turns = RoundRobin()
 
     def choose(self, candidates: Sequence[Worker]) -> Worker:
-        least = min(worker.in_flight for worker in candidates)
-        return self._turns.choose([worker for worker in candidates if worker.in_flight == least])
+        least = min(worker.load for worker in candidates)
+        return self._turns.choose([worker for worker in candidates if worker.load == least])

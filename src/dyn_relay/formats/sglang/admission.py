@@ -129,8 +129,8 @@ TABLE: tuple[Row, ...] = (
     unreadable("content-type", _BODY, "not JSON", "the engine answers 400"),
     unreadable("body", _BODY, "not a JSON object", "the engine answers 400"),
     unreadable("stream", _TOP, "not a boolean", "the engine answers 400"),
-    unreadable("rid", _TOP, 'not a string, or `""`', "the attempt could not be named, nor aborted"),
     Row("batch", _TOP, "several prompts, or lists of parameters", "all or nothing: answers are interleaved", _batch),
+    unreadable("rid", _TOP, 'not a string, or `""`', "the attempt could not be named, nor aborted"),
     unreadable("sampling_params", _TOP, "not an object", "the engine answers 400"),
     Row(
         "text",
@@ -236,6 +236,10 @@ not notice. Every other request is served all the same, but if its worker dies i
 which: `x-dyn-relay-migratable: yes` or `no; reason=<field>`, the first row that applies. A worker's own sampling
 defaults count like the client's parameters, where the client gave none. `dyn-relay explain BODY.json` says which row
 applies to a request, and why.
+
+With `--split-batches` the answers of a batch, and the samples of an `n` above 1, are judged one by one, and the first
+reason of any is the header's; a request that cannot be taken apart names the field because of which
+([relay.md](relay.md#batches-and-samples)).
 
 Some reasons are no fields: `path` (not a path of the format: bridged), `method` (neither POST nor PUT),
 `migration_limit` (`--migration-limit 0`), `migration_max_seq_len` (the prompt is longer). A request that stock SGLang

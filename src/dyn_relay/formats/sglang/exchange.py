@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -20,6 +19,7 @@ from dyn_relay.formats.base import (
 )
 from dyn_relay.formats.sglang import continuation, errors, fold
 from dyn_relay.formats.sglang.admission import judge
+from dyn_relay.formats.sglang.batch import asked
 from dyn_relay.formats.sglang.demands import DEMANDS, Standing
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.events import (
@@ -39,10 +39,9 @@ from dyn_relay.formats.sglang.needs import needs_of
 from dyn_relay.formats.sglang.reader import UNREADABLE, Reader, framed
 from dyn_relay.formats.sglang.rebase import RECOMPUTED, recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
+from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
-from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, raw, read, read_fields
-from dyn_relay.formats.weights import WeightPolicy
 
 PATH = "/generate"
 
@@ -55,24 +54,14 @@ _SECONDS_A_TOKEN = 0.1
 class SglangExchange(Reader):
     """See `dyn_relay.formats.base.Exchange`."""
 
-    def __init__(
-        self,
-        request: Request,
-        rid: str,
-        *,
-        resume_aborts: bool,
-        stops: defaultdict[str | None, Stops],
-        weights: WeightPolicy,
-        tells_recomputed: bool,
-    ) -> None:
-        """`rid`: for a client that gave none. `stops`: what is known of each model, and what is learnt.
-
-        `tells_recomputed`: answers say which rows were computed again.
-        """
-        super().__init__(request, rid, resume_aborts=resume_aborts, weights=weights, tells_recomputed=tells_recomputed)
+    def __init__(self, request: Request, rid: str, rules: Rules) -> None:
+        """`rid`: for a client that gave none."""
+        super().__init__(request, rid, rules)
         self.prompt_tokens = request.prompt_tokens
         self._needs = needs_of(request)
-        self._stops_by_model = stops
+        self.generations = asked(request).generations
+        #: Of a request for several answers that was to be split: the field because of which it was not.
+        self.unsplit = ""
         #: Those of the worker that attempt 0 was admitted for.
         self._traits = Traits()
         self._status = 0
@@ -90,6 +79,8 @@ class SglangExchange(Reader):
         for name, replay in self._ledger.replays.items():
             replay.owed = getattr(traits, name) is not False
         self.verdict = judge(self._request, traits)
+        if self.unsplit and self.verdict.reason in ("batch", "n"):
+            self.verdict = Verdict(self.unsplit)
         return self.verdict
 
     def fingerprint(self) -> bytes:
@@ -116,7 +107,7 @@ class SglangExchange(Reader):
         owed = tuple(name for name, replay in self._ledger.replays.items() if replay.owed)
         had = self._versions() if self.delivered else []
         return Standing(
-            self._request, self._traits, self.verdict.migratable, self.delivered, text, owed, self._weights, had
+            self._request, self._traits, self.verdict.migratable, self.delivered, text, owed, self._rules.weights, had
         )
 
     def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
@@ -131,7 +122,7 @@ class SglangExchange(Reader):
             self._ledger.opened = now
         if not self.verdict.migratable:
             rid = self.rid
-        self._stops = self._stops_by_model[traits.model]
+        self._stops = self._rules.stops[traits.model]
         hint = None if traits.incremental is None else Dialect.INCREMENTAL if traits.incremental else Dialect.CUMULATIVE
         pace = continuation.interval(request, traits, self.delivered) if self.verdict.migratable else 0
         self._whole = None
@@ -223,8 +214,7 @@ class SglangExchange(Reader):
         if self._finished:
             return self.complete(now)
         if not self.verdict.migratable:
-            # A batch has several answers.
-            alone = not self._request.unreadable and self.verdict.reason not in ("batch", "n")
+            alone = not self._request.unreadable and not asked(self._request).several
             return (
                 self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
                 if alone and not self._shown
@@ -254,7 +244,7 @@ class SglangExchange(Reader):
                 rows[name] = replay.shown(meta[name], self.prompt_tokens, self.delivered, self.delivered)
             elif replay.owed:
                 raise ValueError(f"a finish without {name}")
-        if self._tells_recomputed:
+        if self._rules.tells_recomputed:
             rows[RECOMPUTED] = raw(recomputed(self._ledger))
         assert self._ledger.template is not None
         return (self._finish(self._ledger.template, self._owed_finish, now, rows),)

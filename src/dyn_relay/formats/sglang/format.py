@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
-from dyn_relay.formats.base import Answer, Explanation, NativeRequest, Outbound, Rejected, Traits
+from dyn_relay.formats.base import Answer, Bundle, Explanation, NativeRequest, Outbound, Rejected, Traits
+from dyn_relay.formats.sglang.batch import Unsplit, shares
 from dyn_relay.formats.sglang.errors import refusal, rejected
+from dyn_relay.formats.sglang.events import DONE_EVENT
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
 from dyn_relay.formats.sglang.explain import STOCK, explain, refused, spare_id
+from dyn_relay.formats.sglang.item import Item, joined
 from dyn_relay.formats.sglang.request import Request
-from dyn_relay.formats.sglang.stops import Stops
+from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.wire import Foreign, NotJson, raw, read, write
 from dyn_relay.formats.weights import WeightPolicy
 
@@ -44,30 +47,28 @@ class SglangFormat:
         *,
         tells_recomputed: bool = False,
     ) -> None:
-        self._resume_aborts = on_abort == "resume"
-        self._weights = weights
-        self._tells_recomputed = tells_recomputed
-        self._stops: defaultdict[str | None, Stops] = defaultdict(Stops)
+        self._rules = Rules(on_abort == "resume", weights, tells_recomputed)
 
     def open(self, request: NativeRequest, rid: str) -> SglangExchange:
         """Begin a logical request. Raises `Rejected` for what is known to kill or wedge a stock engine (0.5.23)."""
-        return self._open(Request(request), rid)
+        return self._exchange(_spared(Request(request)), rid)
 
-    def _open(self, parsed: Request, rid: str) -> SglangExchange:
-        if parsed.fields:
-            try:
-                _protect(parsed)
-            except Rejected as refused:
-                refused.rid = parsed.rid or ""
-                raise
-        return SglangExchange(
-            parsed,
-            rid,
-            resume_aborts=self._resume_aborts,
-            stops=self._stops,
-            weights=self._weights,
-            tells_recomputed=self._tells_recomputed,
-        )
+    def split(self, request: NativeRequest, fresh: Callable[[], str]) -> SglangExchange | Bundle:
+        """As `open`; a batch, or an `n` above 1, gives one exchange for each answer if it can be taken apart."""
+        parsed = _spared(Request(request))
+        try:
+            found = shares(parsed, fresh)
+        except Unsplit as exc:
+            whole = self._exchange(parsed, fresh())
+            whole.unsplit = exc.reason
+            return whole
+        if not found:
+            return self._exchange(parsed, fresh())
+        made = [Item(share, index, self._rules) for index, share in enumerate(found)]
+        return Bundle(parsed.rid or fresh(), made, DONE_EVENT, joined)
+
+    def _exchange(self, request: Request, rid: str) -> SglangExchange:
+        return SglangExchange(request, rid, self._rules)
 
     def traits(self, infos: dict[str, bytes]) -> Traits:
         """Read `/model_info` and `/server_info`; what is missing or unreadable stays unknown.
@@ -93,7 +94,7 @@ class SglangFormat:
         for name in ("eos_token_id", "eos_token_ids"):
             told = merged.get(name)
             ids = map(_integer, told if isinstance(told, list) else [told])
-            self._stops[traits.model].eos.update(one for one in ids if one is not None)
+            self._rules.stops[traits.model].eos.update(one for one in ids if one is not None)
         return traits
 
     def explain(self, request: NativeRequest, traits: Traits, after: int) -> Explanation:
@@ -104,10 +105,10 @@ class SglangFormat:
         if after < 0:
             raise ValueError(f"after: must be at least 0, not {after}")
         try:
-            exchange = self._open(parsed, "given")
+            exchange = self._exchange(_spared(parsed), "given")
         except Rejected as exc:
             return refused(exc)
-        return explain(exchange, parsed, traits, spare_id(parsed, self._stops[traits.model].eos), after)
+        return explain(exchange, parsed, traits, spare_id(parsed, self._rules.stops[traits.model].eos), after)
 
     def abort(self, rid: str) -> Outbound:
         """The request that makes a worker drop the attempt `rid`."""
@@ -120,6 +121,17 @@ class SglangFormat:
     def duplicate(self, request: NativeRequest, rid: str) -> Answer:
         """The answer to a request whose rid is still live."""
         return refusal(f"Duplicate request ID detected: {rid}", Request(request).stream)
+
+
+def _spared(parsed: Request) -> Request:
+    """The request, if it is not known to kill or wedge an engine. Raises `Rejected`."""
+    if parsed.fields:
+        try:
+            _protect(parsed)
+        except Rejected as refused:
+            refused.rid = parsed.rid or ""
+            raise
+    return parsed
 
 
 def _protect(request: Request) -> None:

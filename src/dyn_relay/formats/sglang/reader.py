@@ -40,6 +40,7 @@ from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
 from dyn_relay.formats.sglang.rebase import IDS, Rule, View, add_counters, may_be_rows, renew, rule, snapshot, unlike
 from dyn_relay.formats.sglang.replay import replays_of
 from dyn_relay.formats.sglang.request import Request
+from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.spans import Span, shift, stated
 from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import (
@@ -53,7 +54,6 @@ from dyn_relay.formats.sglang.wire import (
     read,
     read_fields,
 )
-from dyn_relay.formats.weights import WeightPolicy
 
 _ids = msgspec.json.Decoder(list[int])
 
@@ -64,9 +64,7 @@ UNREADABLE = (ValueError, KeyError, OverflowError, RecursionError, msgspec.Decod
 class Reader:
     """The events of one logical request's attempts, in order; the part of an exchange that looks into answers."""
 
-    def __init__(
-        self, request: Request, rid: str, *, resume_aborts: bool, weights: WeightPolicy, tells_recomputed: bool
-    ) -> None:
+    def __init__(self, request: Request, rid: str, rules: Rules) -> None:
         self.rid = request.rid or rid
         self.named = bool(request.rid)
         self.streaming = request.stream
@@ -78,9 +76,7 @@ class Reader:
         #: Changes if the worker's answers turn out not to be continuable.
         self.verdict = Verdict(request.unreadable)
         self._request = request
-        self._resume_aborts = resume_aborts
-        self._weights = weights
-        self._tells_recomputed = tells_recomputed
+        self._rules = rules
         self._ledger = Ledger({replay.name: replay for replay in replays_of(request)})
         self._attempt = Attempt(-1, "", 0, 0.0, None, 0)
         #: What is known of the model that the current attempt's worker runs.
@@ -250,7 +246,7 @@ class Reader:
             *(self._ledger, self._attempt, dialect, self.rid, now, before),
             hides_prompt=self._request.hides_prompt,
             prompt_tokens=self._request.prompt_tokens,
-            tells_recomputed=self._tells_recomputed,
+            tells_recomputed=self._rules.tells_recomputed,
         )
 
     def _account(self, data: bytes, now: float, whole: bytes) -> int | None:
@@ -286,8 +282,9 @@ class Reader:
         spans = stated(meta.weight_versions, total) if bytes(meta.weight_versions) else None
         if attempt.base and total and not before:
             version = spans[0].version if spans else meta.weight_version
-            if not self._weights.fits(self._versions(), version):
-                self._stop(End.REFUSED, f"weight_version {version}, by --weight-version-policy {self._weights.text}")
+            policy = self._rules.weights
+            if not policy.fits(self._versions(), version):
+                self._stop(End.REFUSED, f"weight_version {version}, by --weight-version-policy {policy.text}")
                 return None
         if self._ledger.replays:
             self._note_rows(event, data, last, total)
@@ -347,7 +344,7 @@ class Reader:
     def _last(self, event: Delta | Whole, data: bytes, whole: bytes) -> Kind:
         """What an event that is no mere progress is; an error ends the attempt and is held back."""
         word = kind(event)
-        if word is Kind.ERROR or (self._resume_aborts and finish_type(event) == "abort"):
+        if word is Kind.ERROR or (self._rules.resume_aborts and finish_type(event) == "abort"):
             self._fail(fault(event), data, whole)
             return Kind.ERROR
         return word

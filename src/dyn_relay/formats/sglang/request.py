@@ -94,9 +94,8 @@ class Request:
         self.by_text = bytes(self.fields.get("text", NULL))[:1] == b'"' and self.value("input_ids") in (ABSENT, None)
         if not isinstance(stream, bool | Absent):
             return "stream"
-        if rid == "" or not isinstance(rid, str | None | Absent):
-            return "rid"
-        return self._read_sampling()
+        unread = self._read_sampling()
+        return "rid" if rid == "" or not isinstance(rid, str | None | Absent) else unread
 
     def _read_ids(self) -> None:
         value = self.fields.get("input_ids", NULL)

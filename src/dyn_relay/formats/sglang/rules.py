@@ -1,0 +1,23 @@
+"""What holds for all requests of a proxy: the choices of whoever runs it, and what was learnt of its models."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from dyn_relay.formats.sglang.stops import Stops
+from dyn_relay.formats.weights import WeightPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Shared by all exchanges of a format."""
+
+    #: An abort that nobody explains is a failed attempt.
+    resume_aborts: bool = False
+    #: Which weights may continue an answer.
+    weights: WeightPolicy = field(default_factory=WeightPolicy)
+    #: Answers say in `meta_info` which rows to replay were computed again.
+    tells_recomputed: bool = False
+    #: What is known of each model.
+    stops: defaultdict[str | None, Stops] = field(default_factory=lambda: defaultdict(Stops))
