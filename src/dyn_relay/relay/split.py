@@ -41,7 +41,7 @@ class Part(Downstream):
 
     @property
     def head_sent(self) -> bool:
-        return self._head_sent or self._split.downstream.head_sent
+        return self._split.downstream.head_sent
 
     @property
     def given_up(self) -> bool:
@@ -54,7 +54,7 @@ class Part(Downstream):
         self._split.downstream.take_head(status, headers, events=True, delimited=False)
 
     def wrap(self, body: bytes) -> bytes:
-        self._head_sent, self.status = True, 200
+        self.status = 200
         return body
 
     def finish(self, body: bytes) -> bytes:
@@ -212,7 +212,7 @@ class SplitRequest:
 
     def answered(self, part: Part, answer: Answer) -> None:
         """An item has its whole answer; if that is an error, it is the whole's."""
-        if (self._streaming or answer.status != 200) and self._fail():
+        if answer.status != 200 and self._fail():
             self._instead = answer
 
     def break_off(self, event: bytes) -> None:
