@@ -41,7 +41,7 @@ class Part(Downstream):
 
     @property
     def head_sent(self) -> bool:
-        return self._head_sent or self._split.downstream.head_sent
+        return self._split.downstream.head_sent
 
     @property
     def given_up(self) -> bool:
@@ -55,7 +55,7 @@ class Part(Downstream):
 
     def wrap(self, body: bytes, *, last: bool = False) -> bytes:
         """The framing is the whole's, and so is its end."""
-        self._head_sent, self.status = True, 200
+        self.status = 200
         return body
 
     def finish(self, body: bytes) -> bytes:
@@ -213,7 +213,7 @@ class SplitRequest:
 
     def answered(self, part: Part, answer: Answer) -> None:
         """An item has its whole answer; if that is an error, it is the whole's."""
-        if (self._streaming or answer.status != 200) and self._fail():
+        if answer.status != 200 and self._fail():
             self._instead = answer
 
     def break_off(self, event: bytes) -> None:
