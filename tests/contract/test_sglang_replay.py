@@ -210,5 +210,6 @@ def test_a_killed_engine_leaves_whole_events(name: str) -> None:
 def test_traits(folder: str, text: bool) -> None:
     infos = {f"/{name}": captured.wire(f"{folder}/info_{name}").body for name in ("model_info", "server_info")}
     traits = SglangFormat().traits(infos)
-    assert traits == Traits("0.5.23", "models/qwen3-fp32", "default", text, False, {}, 2042)
+    found = Traits("0.5.23", "models/qwen3-fp32", "default", text, False, {}, 2042, False, False, False)
+    assert traits == found
     assert SglangFormat().traits({}) == UNKNOWN

@@ -64,13 +64,13 @@ MUTANTS = (
     ),
     Mutant(
         "stale prompt logprobs",
-        "formats/sglang/reader.py",
-        '            return\n        if "text" in top:',
-        '            pass\n        if "text" in top:',
+        "formats/sglang/account.py",
+        '            return\n        ledger.text = "text" in top',
+        '            pass\n        ledger.text = "text" in top',
     ),
     Mutant(
         "swapped dialect",
-        "formats/sglang/reader.py",
+        "formats/sglang/account.py",
         "dialect = self._dialect or self._attempt.dialect or",
         "dialect = self._attempt.dialect or self._dialect or",
     ),

@@ -101,8 +101,7 @@ def later(request: Request, traits: Traits, rid: str, ids: array[int]) -> bytes:
         if request.hides_prompt:
             fields |= _ASKED
         return request.edited(fields, sampling, BOUND_TO_WORKER)
-    delivered = ",".join(map(str, ids)).encode()
-    fields["input_ids"] = joined([inside(request.prompt or NULL), delivered])
+    fields["input_ids"] = _sequence(request, ids)
     budget = request.max_new_tokens
     most, least = remaining(
         DEFAULT_MAX_NEW_TOKENS if budget is None else budget,
@@ -127,8 +126,7 @@ def rows_alone(request: Request, rid: str, ids: array[int]) -> bytes:
 
     Of a budget of 0 SGLang 0.5.23 goes through the prompt, and tells its rows but the last, as of any other sequence.
     """
-    delivered = ",".join(map(str, ids)).encode()
-    prompt = joined([inside(request.prompt or NULL), delivered])
+    prompt = _sequence(request, ids)
     fields: Fields = {"stream": TRUE, "rid": raw(rid), "input_ids": prompt, "return_logprob": raw(False)}
     sampling: Fields = {"max_new_tokens": raw(0), "min_new_tokens": raw(0)}
     return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
@@ -155,6 +153,11 @@ def holds(request: Request, traits: Traits) -> bool:
     return (
         request.prompt_tokens <= traits.max_input and request.prompt_tokens + asked <= traits.max_input + _BELOW_CONTEXT
     )
+
+
+def _sequence(request: Request, ids: array[int]) -> Raw:
+    delivered = ",".join(map(str, ids)).encode()
+    return joined([inside(request.prompt or NULL), delivered])
 
 
 def _paced(request: Request, traits: Traits, delivered: int) -> Fields:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from dyn_relay.formats.base import End
-from dyn_relay.formats.sglang.wire import Fields, Foreign, inside, read, read_fields
+from dyn_relay.formats.sglang.wire import Fields, Foreign, inside, parts, read, read_fields
 
 DONE = b"[DONE]"
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -171,3 +172,13 @@ def total_of(event: Whole) -> int:
 def meta_of(data: bytes) -> Fields:
     """An event's `meta_info`, unread. Raises `Foreign`, `NotJson`, `KeyError`."""
     return read_fields(read_fields(data)["meta_info"])
+
+
+def as_received(whole: bytes, data: bytes) -> Sequence[bytes]:
+    """An event as it came, in parts."""
+    return (whole,) if whole else (b"data: ", data, b"\n\n")
+
+
+def framed(top: Fields, meta: Fields) -> Sequence[bytes]:
+    """An event that is written here, in parts."""
+    return (b"data: ", *parts(top, meta), b"\n\n")

@@ -18,6 +18,7 @@ from dyn_relay.formats.base import (
     Verdict,
 )
 from dyn_relay.formats.sglang import continuation, errors, fold
+from dyn_relay.formats.sglang.account import UNREADABLE
 from dyn_relay.formats.sglang.admission import judge
 from dyn_relay.formats.sglang.batch import asked
 from dyn_relay.formats.sglang.demands import DEMANDS, Standing
@@ -29,6 +30,7 @@ from dyn_relay.formats.sglang.events import (
     Kind,
     error_object,
     fault,
+    framed,
     kind,
     meta_of,
     total_of,
@@ -36,7 +38,7 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.needs import needs_of
-from dyn_relay.formats.sglang.reader import UNREADABLE, Reader, framed
+from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.rebase import RECOMPUTED, recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.rules import Rules
