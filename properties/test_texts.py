@@ -76,4 +76,10 @@ def test_text_is_that_of_the_uninterrupted_run(simulated):
         for asked in ({}, {"text": "é👩\u200d"})
         if all(where != faults.AFTER_LAST_TOKEN for where, _ in case.faults)
     ]
+    # A character that the cut is inside, of a stream whose dialect no event has shown yet.
+    both = {"input_ids": [0], "return_logprob": True, "stream": True}
+    sampling = {"temperature": 0, "max_new_tokens": 3, "logit_bias": {"3": 1.5}}
+    body = json.dumps({**both, "sampling_params": sampling}).encode()
+    plan = ((faults.at_token(1), faults.CLOSE),)
+    hard += [some.Case(body, plan, (dialect,), WHOLE, wire=WIRE) for dialect in some.DIALECTS]
     prove(checks.equivalence(simulated, ORACLE), cases, sometimes=goals, begin=hard, times=EXAMPLES // ENOUGH)

@@ -232,12 +232,12 @@ class Attempt:
 
     def say(self, text: str) -> None:
         """The next event's text, a delta."""
-        self.fresh = text if self.seam is None else self.seam.delta(text)
+        self.fresh = text if self.seam is None else self.seam.delta(text, self.events)
         self.told.add(self.fresh)
 
     def since(self, text: str) -> str:
         """All of its text in the client's view, when `text` is all that the worker has told."""
-        return text if self.seam is None else self.seam.whole(text)
+        return text if self.seam is None else self.seam.whole(text, self.events - (not self.echo))
 
     def spans(self) -> list[Span]:
         """Which weights made this attempt's tokens, in its own coordinates."""

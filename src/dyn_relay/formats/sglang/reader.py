@@ -87,13 +87,11 @@ class Reader(Account):
         seam = self._attempt.seam
         assert seam is not None
         try:
-            before, after = seam.reply(status, data)
+            events = seam.reply(status, data)
         except UNREADABLE as exc:
             self._stop(End.REFUSED, str(exc))
             return b""
-        out = self._read(before, now)
-        seam.meet()
-        return out + self._read(after, now)
+        return self._read(events, now)
 
     def _read(self, events: Sequence[Event], now: float) -> bytes:
         out: list[bytes] = []

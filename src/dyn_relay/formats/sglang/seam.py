@@ -88,7 +88,10 @@ class Seam:
         #: The text since the cut, and after how many characters of the engine's own that fits again.
         self._first = ""
         self._start = 0
-        self._met = self._given = False
+        #: So many events go on without text; None while all wait.
+        self._muted: int | None = None
+        #: A delta has been `_first`.
+        self._given = False
         if _begun(request.stops, told.tail, told.tail):
             raise CannotComplete("stop")
 
@@ -99,7 +102,7 @@ class Seam:
 
     def take(self, events: Sequence[Event]) -> Sequence[Event]:
         """The events that may go on. Raises `ValueError` for one that cannot be read."""
-        if self._met:
+        if self._muted is not None:
             return events
         passed: list[Event] = []
         for at, event in enumerate(events):
@@ -112,8 +115,8 @@ class Seam:
                 passed.append(event)
         return passed
 
-    def reply(self, status: int, data: bytes) -> tuple[Sequence[Event], Sequence[Event]]:
-        """The answer to the question: the events that go on without text, then, after `meet`, those that go on with it.
+    def reply(self, status: int, data: bytes) -> Sequence[Event]:
+        """The answer to the question: the events that may go on.
 
         Raises `Foreign`, `NotJson` if the worker cannot tell, `CannotComplete` if the text cannot be made exact.
         """
@@ -127,35 +130,35 @@ class Seam:
             case _Finding.ENTIRE:
                 self._entire, self._window = True, WIDE
                 self._ask()
-                return (), ()
+                return ()
             case _Finding.LATER:
                 later, self._later = self._later, []
-                return self.take(later), ()
+                return self.take(later)
         held, self._held = self._held, []
         later, self._later = self._later, []
-        return held[:-1], [*held[-1:], *later]
-
-    def meet(self) -> None:
-        """The next event is the first one with text."""
-        self._met = not self._held and self.question is None
+        self._muted = len(held) - 1
+        return [*held, *later]
 
     def begin(self, text: str) -> str:
         """What the first event adds, whether its text is a delta or not."""
-        self._given = self._met
-        return self.whole(text)
+        self._given = self._tells(0)
+        return self.whole(text, 0)
 
-    def delta(self, text: str) -> str:
-        """What any other event adds, if its text is a delta; asked once for each."""
-        if not self._met:
+    def delta(self, text: str, number: int) -> str:
+        """What any other event adds, if its text is a delta; asked once for each. `number`: events before it."""
+        if not self._tells(number):
             return ""
         if self._given:
             return text
         self._given = True
         return self._first
 
-    def whole(self, text: str) -> str:
-        """The text since the cut, when `text` is all that the worker has told."""
-        return self._first + text[self._start :] if self._met else ""
+    def whole(self, text: str, number: int) -> str:
+        """The text since the cut, when `text` is all that the worker has told, after `number` events and one."""
+        return self._first + text[self._start :] if self._tells(number) else ""
+
+    def _tells(self, number: int) -> bool:
+        return self._muted is not None and number >= self._muted
 
     def _holds(self, event: Event) -> bool:
         """Look at an event: does it wait? If it shows text, or is the last one, ask."""
