@@ -129,9 +129,8 @@ def _json(text: str) -> Any:
 def _plain(value: Any, *, by_chance: bool, name: str = "") -> Any:
     """Without what is measured, or made up: rids of our own are 32 hexadecimal digits, as the engine's are."""
     if isinstance(value, dict):
-        return {str(key): _plain(each, by_chance=by_chance, name=str(key)) for key, each in value.items()}
-    if name in MEASURED:
-        return "*"
+        told = {str(key): each for key, each in value.items() if key not in MEASURED}
+        return {key: _plain(each, by_chance=by_chance, name=key) for key, each in told.items()}
     if isinstance(value, list):
         if by_chance and name in ("output_ids", "output_token_logprobs", "output_top_logprobs"):
             return f"{len(value)} of them" if "n2" not in name else "*"

@@ -76,8 +76,8 @@ class Attempt:
 
     @property
     def worker_headers(self) -> Headers:
-        """The end-to-end headers of a whole answer, for handing it on in the worker's own words."""
-        if self.reader is None or self.reader.reading is not Reading.WHOLE:
+        """Its end-to-end headers, for an answer that is handed on whole."""
+        if self.reader is None:
             return []
         return [pair for pair in end_to_end(self.reader.response.headers) if pair[0] not in _REWRITTEN]
 

@@ -43,7 +43,7 @@ class Ending:
         """The answer is only forwarded: how many tokens it has is not known here."""
         return not self._exchange.verdict.migratable and not self._exchange.streaming
 
-    async def finish(self) -> None:
+    async def finish(self, attempt: Attempt) -> None:
         """The engine has said its last word, and it is an answer."""
         if not self._downstream.head_sent:
             try:
@@ -51,7 +51,8 @@ class Ending:
             except CannotComplete as exc:
                 await self._fail(502, exc.reason, f"the worker's answer cannot be read: {exc.reason}")
                 return
-            await self._downstream.answer(self._marked(answer))
+            marked = self._marked(answer)
+            await self._downstream.answer(replace(marked, headers=[*marked.headers, *attempt.worker_headers]))
         if self._exchange.end is End.ABORTED:
             self.close(Step.ABORT, Outcome.ABORTED, "worker")
         else:

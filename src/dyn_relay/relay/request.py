@@ -147,7 +147,8 @@ class LogicalRequest:
                     self.record.step(Step.CUT)
                     failure = await self._try(worker, again=True)
                 if failure is None:
-                    return await self._ending.finish()
+                    assert self._last is not None
+                    return await self._ending.finish(self._last)
                 if not await self._survives(failure):
                     return None
                 await self._wait(partial(trio.sleep, self._budget.backoff(self._context.rng)))
@@ -269,7 +270,7 @@ class LogicalRequest:
             if failure is None:
                 trial.token()  # an answer that shows no tokens (opaque) clears as well
                 fleet.report(worker, True)
-                self._current = None
+                self._current, self._last = None, attempt
                 return None
             if failure.rule.penalty and not self.abort_wished:
                 fleet.report(worker, False, failure.words, failure.kind.value)
