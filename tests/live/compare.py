@@ -34,10 +34,17 @@ RUNS = (("cumulative", "cumulative"), ("text", "tokenizer"))
 PREFIXES = ("s_", "u_", "err_", "put_", "get_generate", "head_", "options_", "not_found")
 #: These kill a stock engine (0.5.23), or wedge it.
 DEADLY = ("neg_id", "oov_id", "err_logprob_start_neg", "err_top_logprobs_huge")
-#: Sampled by chance: only the shape is compared.
-CHANCE = ("sampled", "no_sampling_params", "s_n2", "n2", "n3")
+#: Sampled by chance.
+CHANCE = ("sampled", "no_sampling_params", "n2", "n3")
 MEASURED = frozenset(
     {"cached_tokens", "cached_tokens_details", "e2e_latency", "response_sent_to_client_ts", "weight_version"}
+)
+#: What hangs on the draws.
+DRAWN = frozenset(
+    {
+        *("text", "output_ids", "finish_reason", "completion_tokens", "weight_versions"),
+        *("output_token_logprobs", "output_top_logprobs", "output_token_logprobs_length"),
+    }
 )
 #: Ours, on every answer that a worker takes part in.
 DOCUMENTED = "x-dyn-relay-migratable"
@@ -129,15 +136,12 @@ def _json(text: str) -> Any:
 def _plain(value: Any, *, by_chance: bool, name: str = "") -> Any:
     """Without what is measured, or made up: rids of our own are 32 hexadecimal digits, as the engine's are."""
     if isinstance(value, dict):
-        told = {str(key): each for key, each in value.items() if key not in MEASURED}
+        out = MEASURED | DRAWN if by_chance else MEASURED
+        told = {str(key): each for key, each in value.items() if key not in out}
         return {key: _plain(each, by_chance=by_chance, name=key) for key, each in told.items()}
     if isinstance(value, list):
-        if by_chance and name in ("output_ids", "output_token_logprobs", "output_top_logprobs"):
-            return f"{len(value)} of them" if "n2" not in name else "*"
         return [_plain(each, by_chance=by_chance, name=name) for each in value]
     if isinstance(value, str):
-        if by_chance and name == "text":
-            return "*"
         return re.sub(r"\b[0-9a-f]{32}\b", "<rid>", value)
     return round(value, 3) if isinstance(value, float) else value
 
@@ -247,21 +251,25 @@ def page(found: list[tuple[str, str, list[str]]]) -> str:
     """The page: our differences, all of them; the other router's, by kind."""
     compared = [entry for entry in found if "a client that leaves" not in entry[0]]
     ours = [(name, differing) for name, who, differing in compared if who == "ours" and differing]
-    theirs: dict[str, list[str]] = {}
+    theirs: dict[str, dict[str, str]] = {}
     for name, who, differing in compared:
-        if who == "sglang-router":
-            for one in differing:
-                theirs.setdefault(one, []).append(name)
+        for one in differing if who == "sglang-router" else ():
+            what, _, how = one.partition(": ")
+            theirs.setdefault(what, {})[name] = how
     total = len(compared) // 2
     text = _HEAD.format(total=total, ours=len(ours), header=DOCUMENTED)
     text += "## Ours\n\n"
     text += "".join(f"- `{name}`: {'; '.join(differing)}\n" for name, differing in ours) or "None.\n"
     count = len({name for names in theirs.values() for name in names})
-    text += f"\n## `sglang-router` 0.3.2\n\n{count} of {total} requests are answered otherwise.\n\n"
-    text += "| difference to the engine's answer | requests |\n|---|---|\n"
-    for one, names in sorted(theirs.items(), key=lambda item: (-len(item[1]), item[0])):
-        shown = ", ".join(f"`{name}`" for name in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        text += f"| {one.replace('|', chr(92) + '|')} | {shown} |\n"
+    beyond = len({name for what, names in theirs.items() if not what.startswith("headers.") for name in names})
+    text += (
+        f"\n## `sglang-router` 0.3.2\n\n{count} of {total} requests are answered otherwise, {beyond} of them in more "
+    )
+    text += f"than headers: {_WHY}\n\n"
+    text += "| what is not the engine's | requests | one of them | how |\n|---|---|---|---|\n"
+    for what, names in sorted(theirs.items(), key=lambda item: (-len(item[1]), item[0])):
+        name, how = next(iter(names.items()))
+        text += f"| {what} | {len(names)} | `{name}` | {how.replace('|', chr(92) + '|')} |\n"
     text += "\n## A client that leaves\n\n| | engine |\n|---|---|\n"
     for name, who, took in found:
         if "a client that leaves" in name:
@@ -274,12 +282,16 @@ _HEAD = """# Compatibility
 Made by `make compare` (`tests/live/compare.py`): the {total} requests of `tests/contract/captures` (token ids, texts,
 batches, `n`, logprob options, PUT, fields that nobody knows, every error) to a stock SGLang 0.5.23 on the CPU directly,
 through us, and through PyPI's `sglang-router` 0.3.2. Compared are status, end-to-end headers, and bodies: of a stream
-the last event of each answer, errors, and the end. Left out is what an engine measures ({measured}), what it samples by
-chance, and rids that nobody chose; logprobs are compared to three digits.
+the last event of each answer, errors, and the end. Left out is what an engine measures ({measured}),
+what it samples by chance, and rids that nobody chose; logprobs are compared to three digits.
 
 Through us {ours} answers differ, but for the header `{header}`, which every answer has.
 
 """.replace("{measured}", ", ".join(f"`{name}`" for name in sorted(MEASURED)))
+
+
+_WHY = """it reads each request into a type of its own and writes it anew, so what that type does not know is lost or
+refused (422, in its own words, as plain text), numbers are spelled otherwise, and each answer gets its CORS headers."""
 
 
 @click.command()
