@@ -190,7 +190,7 @@ def test_nothing_delivered_of_nothing_asked() -> None:
 def test_what_only_the_engine_has(field: str) -> None:
     switch = f"return_{field}"
     exchange, _ = cut({**ASKED, switch: True}, [(Engine(late_finish=True), 4)])
-    assert exchange.complete(110.0) is None  # its rows are asked for: see test_sglang_replay.py
+    assert exchange.complete(110.0) is None  # its rows are asked for: see test_sglang_rows.py
     assert exchange.abort(110.0) is None
     exchange, _ = cut({**ASKED, switch: False}, [(Engine(late_finish=True), 4)])
     assert exchange.complete(110.0)
