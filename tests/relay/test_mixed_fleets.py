@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import trio
 
 from dyn_testkit import faults
 from dyn_testkit.engine import Model
@@ -98,8 +99,12 @@ async def test_a_worker_with_unknown_traits_is_asked_last(autojump_clock, stream
 @both
 async def test_a_draining_worker_is_nobodys_hope(autojump_clock, stream):
     """The only one with a tokenizer leaves: the others answer in their own words."""
-    async with world(plans=[None, None], options=[BARE, TEXT]) as w:
+    options = [BARE, replace(TEXT, tick=1.0)]
+    async with world(plans=[None, None], options=options) as w, trio.open_nursery() as clients:
+        clients.start_soon(w.ask, asked(True, **BY_TEXT))
+        await w.workers[1].reaches(requests=len(w.workers[1].requests) + 1)
         w.app.fleet.remove("w2")
+        assert [worker.state for worker in w.app.fleet.workers] == ["ready", "draining"]
         response = await w.ask(asked(stream, **BY_TEXT))
         assert len(w.workers[0].generates) == 1
         assert response.status == (200 if stream else 400)

@@ -232,6 +232,7 @@ async def test_a_busy_worker_that_has_them_is_waited_for(autojump_clock, stream)
     async with world(plans=plans, options=[*workers(1), WorkerOptions(**BARE)]) as w:
         response = await w.ask(asked(stream))
         assert response.status == 503
+        assert "reason" not in response.json(), "its own words, not ours"
         assert w.workers[1].generates == []
 
 

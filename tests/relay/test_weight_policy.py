@@ -132,6 +132,7 @@ async def test_nothing_delivered_may_begin_anywhere(autojump_clock, stream):
         response = await w.ask(asked(stream))
         assert tokens_of(response, stream) == ORACLE.answer(asked(stream))["output_ids"]
         assert response.header(CROSSED) is None
+        assert len(w.workers[1].generates) == 1
 
 
 @both

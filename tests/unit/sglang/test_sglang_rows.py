@@ -12,7 +12,7 @@ from sglang_kit import DIALECTS, SSE_HEAD, Engine, dumps, opened, oracle, sse
 
 from dyn_relay.formats.base import CannotComplete, End, Event, Traits
 from dyn_relay.formats.sglang.exchange import SglangExchange
-from dyn_relay.formats.sglang.replay import Replay
+from dyn_relay.formats.sglang.replay import STRIDE, Replay
 
 ASKED: dict[str, Any] = {
     "rid": "mine",
@@ -216,6 +216,26 @@ def test_no_rows_before_the_start() -> None:
     for value in (b'"AAAA"', b'"AAAAAAAAAAA="'):
         with pytest.raises(ValueError, match="are not 0 rows"):
             replay.check(Raw(value), 4)
+
+
+def test_padding_where_two_pieces_meet() -> None:
+    """Each piece is good base64, the whole is not."""
+    value = rows(60_000)
+    assert len(value) > STRIDE
+    spoiled = value[: STRIDE - 4] + "AA==" + value[STRIDE:]
+    with pytest.raises(ValueError, match="padding in its midst"):
+        Replay("routed_experts", 0).check(Raw(dumps(spoiled)), 60_001)
+
+
+def test_who_may_go_on_with_rows() -> None:
+    """G4: whoever has not said that he can is out, once there are tokens."""
+    kinds = {value: Traits(sampling_defaults={}, routed_experts=value) for value in (True, False, None)}
+    exchange = cut_after(0)
+    assert [exchange.unfit(traits) for traits in kinds.values()] == ["", "", ""]
+    exchange = cut_after(2)
+    assert [exchange.unfit(traits) for traits in kinds.values()] == ["", "routed_experts", "routed_experts"]
+    exchange = cut_after(2, return_routed_experts=False)
+    assert [exchange.unfit(traits) for traits in kinds.values()] == ["", "", ""]
 
 
 @pytest.mark.parametrize("count", [1, 7, 60_000])

@@ -117,6 +117,13 @@ async def test_what_is_too_fast_to_disturb_is_skipped_with_a_reason(autojump_clo
     assert "lower live_seconds=3" in report.skipped["abort_all"]
 
 
+async def test_a_worker_that_ignores_seeds_is_a_good_worker(autojump_clock: trio.testing.MockClock) -> None:
+    """If it says so: what a seed must do is skipped, and no other check relies on it."""
+    report = await check_worker(serving(setup(deterministic=False)))
+    assert "enable_deterministic_inference" in report.skipped["sampling_seed"]
+    assert "sampling_seed" not in (await check_worker(serving(setup()), only=["sampling_seed"])).skipped
+
+
 async def test_what_is_unknown_is_skipped_with_a_reason(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

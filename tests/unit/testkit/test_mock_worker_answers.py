@@ -74,6 +74,37 @@ async def test_text_experts_and_defaults_are_the_oracles() -> None:
         assert info["preferred_sampling_params"] == preferred
 
 
+async def test_rows_of_an_indexer_and_early_ones() -> None:
+    """The oracle's, in every event if the worker tells them early: then of the tokens so far."""
+    oracle = Oracle(MODEL, routed_experts=True, indexer_topk=True)
+    asked = {"input_ids": [7, 8], "sampling_params": {"max_new_tokens": 5}, "stream": True}
+    asked |= {"return_routed_experts": True, "return_indexer_topk": True}
+    for early in (False, True):
+        setup = options(tick=0, routed_experts=True, indexer_topk=True, early_rows=early)
+        async with MockWorker.serve(SimNetwork(), "worker", 1, setup) as worker:
+            *events, last = (await worker.ask(asked)).values()
+            assert not differences(last, oracle.answer(asked))
+            info = (await worker.ask(None, "/server_info", method="GET")).json()
+            assert info["enable_return_indexer_topk"] is True
+        for event in events:
+            shorter = {**asked, "sampling_params": {"max_new_tokens": event["meta_info"]["completion_tokens"]}}
+            wanted = oracle.answer(shorter)["meta_info"]
+            for name in ("routed_experts", "indexer_topk"):
+                assert event["meta_info"].get(name) == (wanted[name] if early else None)
+
+
+async def test_a_worker_that_ignores_seeds_draws_anew_each_time() -> None:
+    """And tells so; the most likely tokens are what they are."""
+    asked = {"input_ids": [7, 8], "sampling_params": {"max_new_tokens": 20, "temperature": 1.0, "sampling_seed": 3}}
+    greedy = {"input_ids": [7, 8], "sampling_params": {"max_new_tokens": 20, "temperature": 0}}
+    async with MockWorker.serve(SimNetwork(), "worker", 1, options(tick=0, deterministic=False)) as worker:
+        drawn = [(await worker.ask(asked)).json()["output_ids"] for _ in range(3)]
+        assert len({tuple(ids) for ids in drawn}) == 3
+        assert not differences((await worker.ask(greedy)).json(), ORACLE.answer(greedy))
+        info = (await worker.ask(None, "/server_info", method="GET")).json()
+        assert info["enable_deterministic_inference"] is False
+
+
 def test_the_oracle_and_the_fold_notice_mistakes() -> None:
     wanted = ORACLE.answer(body())
     assert not differences(wanted, wanted)

@@ -86,6 +86,7 @@ async def test_the_contract_refuses_a_wrong_type(more: dict[str, Any], error: st
         ({"stream": None}, 1, "{'type': 'bool_type', 'loc': ('body', 'stream')"),
         ({"top_logprobs_num": "x"}, 2, "'int'), 'msg': 'Input should be a valid integer, unable to parse string"),
         ({"token_ids_logprob": [1.5]}, 2, "valid integer, got a number with a fractional part"),
+        ({"return_indexer_topk": None}, 1, "{'type': 'bool_type', 'loc': ('body', 'return_indexer_topk')"),
         ({"routed_experts_start_len": None}, 1, "{'type': 'int_type', 'loc': ('body', 'routed_experts_start_len')"),
         ({"input_ids": [1, [2]]}, 1, "Value error, contains non-int64 element"),
         ({"input_ids": [[1], 2]}, 1, "Value error, row 1: must be list; got int"),
@@ -203,7 +204,14 @@ objects = st.builds(
     keys(
         dict.fromkeys(("logprob_start_len", "top_logprobs_num"), integers | some(integers))
         | dict.fromkeys(
-            ("stream", "return_text_in_logprobs", "return_routed_experts", "return_prompt_token_ids"), flags
+            (
+                "stream",
+                "return_text_in_logprobs",
+                "return_routed_experts",
+                "return_indexer_topk",
+                "return_prompt_token_ids",
+            ),
+            flags,
         )
         | dict.fromkeys(("routed_experts_start_len", "routed_dp_rank", "data_parallel_rank", "priority"), integers)
         | {"rid": texts | some(texts), "text": texts | some(texts), "lora_path": st.just("") | some(st.none() | texts)}

@@ -137,7 +137,7 @@ class Account:
         ids = event.output_ids
         if total is UNSET or ids is UNSET:
             raise Foreign("an event without output_ids or completion_tokens")
-        spans = stated(meta.weight_versions, total) if bytes(meta.weight_versions) else None
+        spans = None if meta.weight_versions is UNSET else stated(meta.weight_versions, total)
         if attempt.base and total and not before:
             version = spans[0].version if spans else meta.weight_version
             policy = self._rules.weights

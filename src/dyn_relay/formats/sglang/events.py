@@ -48,7 +48,7 @@ class Meta(msgspec.Struct, gc=False):
     prompt_tokens: int | UnsetType = UNSET
     weight_version: Any = None
     #: Of stock, in the finish alone.
-    weight_versions: Raw = _EMPTY
+    weight_versions: Raw | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct, gc=False):

@@ -24,7 +24,7 @@ SWITCHES = {"routed_experts": "return_routed_experts", "indexer_topk": "return_i
 #: Bytes of an int32.
 _INT = 4
 #: Characters that are decoded at once: a multiple of 4.
-_STRIDE = 1 << 20
+STRIDE = 1 << 20
 
 
 class Replay:
@@ -107,9 +107,9 @@ class Replay:
         width *= _INT
         if len(text) % 4 or rest or (rows and (not width or (self._width and width != self._width))):
             raise ValueError(f"{self.name}: {len(text)} characters of base64 are not {rows} rows")
-        for at in range(0, len(text), _STRIDE):
-            piece = text[at : at + _STRIDE]
-            if at + _STRIDE < len(text) and bytes(piece[-1:]) == b"=":
+        for at in range(0, len(text), STRIDE):
+            piece = text[at : at + STRIDE]
+            if at + STRIDE < len(text) and bytes(piece[-1:]) == b"=":
                 raise ValueError(f"{self.name}: padding in its midst")
             try:
                 data = binascii.a2b_base64(piece, strict_mode=True)

@@ -105,14 +105,14 @@ def plain(value: Raw) -> object:
 def write(fields: Fields, meta: Fields | None = None) -> bytes:
     """Compact JSON; values keep their bytes. Shielded literals come out as they came in.
 
-    `meta`: in the place of `meta_info`.
+    `meta`: what `meta_info` has become.
     """
     return b"".join(parts(fields, meta)) if meta is not None else _unshielded(_encoder.encode(fields))
 
 
 def parts(fields: Fields, meta: Fields) -> list[bytes]:
     """What `write` joins: of large values nothing is copied before that."""
-    if sum(len(memoryview(value)) for value in meta.values()) < _LARGE:
+    if len(memoryview(fields["meta_info"])) < _LARGE:
         return [_unshielded(_encoder.encode({**fields, "meta_info": Raw(_encoder.encode(meta))}))]
     inner = _members({name: [value] for name, value in meta.items()})
     found = _members({name: inner if name == "meta_info" else [value] for name, value in fields.items()})
