@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dyn_relay.formats.sglang import fields as fates
-from dyn_relay.formats.sglang.rebase import RULES, Rule
+from dyn_relay.formats.sglang.answer import RULES, Rule
 from dyn_testkit.worker import fields
 
 UNIT = "tests/unit/sglang/test_sglang_"

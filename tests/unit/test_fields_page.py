@@ -14,8 +14,8 @@ import pytest
 from tests.fields import SECTIONS, named, page
 
 from dyn_relay.formats.sglang.admission import TABLE
+from dyn_relay.formats.sglang.answer import RULES
 from dyn_relay.formats.sglang.continuation import BOUND_TO_WORKER, REWRITTEN, REWRITTEN_SAMPLING
-from dyn_relay.formats.sglang.rebase import RULES
 from dyn_testkit.worker import fields, schema
 
 ROOT = Path(__file__).parents[2]

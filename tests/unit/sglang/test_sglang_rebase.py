@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from sglang_kit import DIALECTS, DONE, SSE_HEAD, opened, sse
 
 from dyn_relay.formats.base import UNKNOWN, CannotComplete, End, Traits
+from dyn_relay.formats.sglang.answer import RULES, Rule
 from dyn_relay.formats.sglang.dialect import deltas
 from dyn_relay.formats.sglang.exchange import SglangExchange
-from dyn_relay.formats.sglang.rebase import RULES, Rule
 from dyn_relay.formats.sglang.spans import Span, merge, of_marks
 from dyn_relay.formats.sglang.wire import NotJson, read_fields, shield, unshield, write
 

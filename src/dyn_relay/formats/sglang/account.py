@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from dyn_relay.formats.base import CannotComplete, End, Verdict
+from dyn_relay.formats.sglang.answer import IDS, Rule, may_be_rows, rule
 from dyn_relay.formats.sglang.detection import spoken, told
 from dyn_relay.formats.sglang.dialect import Dialect, deltas
 from dyn_relay.formats.sglang.events import (
@@ -28,7 +29,7 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.fold import SENT
 from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
-from dyn_relay.formats.sglang.rebase import IDS, Rule, View, add_counters, may_be_rows, renew, rule, snapshot, unlike
+from dyn_relay.formats.sglang.rebase import View, add_counters, renew, snapshot, unlike
 from dyn_relay.formats.sglang.replay import replays_of
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.rules import Rules

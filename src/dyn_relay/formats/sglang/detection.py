@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dyn_relay.formats.sglang.answer import Rule, may_be_rows, rule
 from dyn_relay.formats.sglang.dialect import Dialect, deltas
 from dyn_relay.formats.sglang.events import meta_of
-from dyn_relay.formats.sglang.rebase import Rule, may_be_rows, rule
 from dyn_relay.formats.sglang.wire import is_list, length_of
 
 

@@ -20,6 +20,7 @@ from dyn_relay.formats.base import (
 from dyn_relay.formats.sglang import continuation, errors, fold
 from dyn_relay.formats.sglang.account import UNREADABLE
 from dyn_relay.formats.sglang.admission import judge
+from dyn_relay.formats.sglang.answer import RECOMPUTED
 from dyn_relay.formats.sglang.batch import asked
 from dyn_relay.formats.sglang.demands import DEMANDS, Standing
 from dyn_relay.formats.sglang.dialect import Dialect
@@ -39,7 +40,7 @@ from dyn_relay.formats.sglang.events import (
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.needs import needs_of
 from dyn_relay.formats.sglang.reader import Reader
-from dyn_relay.formats.sglang.rebase import RECOMPUTED, recomputed, restored
+from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dyn_relay.formats.sglang.admission import TABLE
+from dyn_relay.formats.sglang.answer import ANSWER, FINISH_REASON, rule
 from dyn_relay.formats.sglang.continuation import BOUND_TO_WORKER, REWRITTEN, REWRITTEN_SAMPLING
 from dyn_relay.formats.sglang.errors import FIELDS as ERROR
 from dyn_relay.formats.sglang.events import FRAMING
-from dyn_relay.formats.sglang.rebase import ANSWER, FINISH_REASON, rule
 
 __all__ = ["ANSWER", "ERROR", "FINISH_REASON", "FRAMING", "meta_info", "refused", "request", "sampling"]
 

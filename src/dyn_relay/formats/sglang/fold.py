@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Raw
 
+from dyn_relay.formats.sglang.answer import IDS, Rule, rule
 from dyn_relay.formats.sglang.dialect import Dialect
-from dyn_relay.formats.sglang.rebase import IDS, Rule, rule
 from dyn_relay.formats.sglang.spans import Span, render
 from dyn_relay.formats.sglang.wire import NULL, Fields, is_list, raw, read_rows, write
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from dyn_relay.formats.base import End, Event, Outbound, Verdict
 from dyn_relay.formats.sglang.account import UNREADABLE, Account
+from dyn_relay.formats.sglang.answer import IDS
 from dyn_relay.formats.sglang.detection import spoken, told
 from dyn_relay.formats.sglang.dialect import Dialect, deltas
 from dyn_relay.formats.sglang.events import (
@@ -31,7 +32,6 @@ from dyn_relay.formats.sglang.events import (
     whole_decoder,
 )
 from dyn_relay.formats.sglang.ledger import Attempt
-from dyn_relay.formats.sglang.rebase import IDS
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.wire import (
