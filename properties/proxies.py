@@ -10,6 +10,7 @@ from functools import partial
 import trio
 from trio.testing import MockClock
 
+from dyn_relay.fleet.policies.base import Policy
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.net import Network
 from dyn_relay.observe import log as logs
@@ -30,14 +31,14 @@ _POLICY = "least_loaded"
 _FOREVER = 3600
 
 
-class _Directed:
+class _Directed(Policy):
     """A policy that gives each attempt the dialect that the case wants: what happens does not hang on luck."""
 
     def __init__(self, stage):
         self._stage = stage
 
-    def choose(self, candidates):
-        by_url = {worker.url: worker for worker in candidates}
+    def choose(self, candidates, ask):
+        by_url = {target.worker.url: target for target in candidates}
         return by_url[self._stage.pick(by_url)]
 
 
@@ -74,7 +75,7 @@ async def proxied(network: Network, stage: Stage, host: str, port: int, **config
 def _directed(stage: Stage):
     """The stage's own policy instead of a stock one."""
     stock = POLICIES[_POLICY]
-    POLICIES[_POLICY] = lambda rng: _Directed(stage)
+    POLICIES[_POLICY] = lambda config, rng, clock: _Directed(stage)
     try:
         yield
     finally:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import structlog
 import trio
 
 from dyn_relay.config import Config
 from dyn_relay.fleet.health import Examiner, Fetch, Probe, Watch
-from dyn_relay.fleet.lease import Lease
 from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedPoison, Trial
+from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.catalog import POLICIES
+from dyn_relay.fleet.target import Lease, Target
 from dyn_relay.fleet.worker import Signal, State, Worker
 from dyn_relay.formats.base import Format
 from dyn_relay.http11.client import Origin, Pool, fetch
@@ -33,8 +34,14 @@ TIERS: tuple[frozenset[State], ...] = (
 )
 
 
+#: Seconds between two counts of the tokens that live answers hold.
+RECOUNT = 1.0
 #: At most this share of the workers tries suspects at a time; the others serve the rest undisturbed.
 QUARANTINE_SHARE = 0.5
+
+
+#: An attempt of which nothing is known.
+ANY = Ask()
 
 
 def _anybody(worker: Worker) -> bool:
@@ -61,7 +68,8 @@ class Fleet:
         self.config = config
         self._clock = clock
         self._examiner = Examiner(config, format, pool, fetch)
-        self._policy = POLICIES[config.policy](rng or random.Random(config.seed))
+        self._policy = POLICIES[config.policy](config, rng or random.Random(config.seed), clock)
+        self._recounted = -math.inf
         self._workers: dict[str, Worker] = {}
         self._watches: dict[str, Watch] = {}
         self._joined = 0
@@ -139,26 +147,28 @@ class Fleet:
     # -- choosing
 
     def pick(
-        self, exclude: Collection[str] = frozenset(), accept: Callable[[Worker], bool] = _anybody
-    ) -> Worker | None:
-        """The policy's choice among the best workers that are not excluded (ids), not draining, and accepted.
+        self, exclude: Collection[str] = frozenset(), accept: Callable[[Worker], bool] = _anybody, ask: Ask = ANY
+    ) -> Target | None:
+        """The policy's choice among the targets of the best workers that are not excluded, not draining, and accepted.
 
-        Ready ones if there is any, else the others. None only if nobody is left. Take the lease before awaiting.
+        `exclude`: ids of workers or targets. Ready workers if there is any, else the others. None only if nobody is
+        left. Take the lease before awaiting.
         """
         candidates = self._candidates(exclude, accept)
         if self.wary:
             # A suspect's turn must be short, since others wait for theirs: let its worker's queue run empty.
             candidates = [w for w in candidates if not self._probation.on_trial_at(w.id)] or candidates
-        return self._policy.choose(candidates) if candidates else None
+        return self._choose(candidates, exclude, ask)
 
     def choose_now(
         self,
         fingerprint: bytes,
         exclude: Collection[str] = frozenset(),
         accept: Callable[[Worker], bool] = _anybody,
+        ask: Ask = ANY,
         *,
         proven: bool = False,
-    ) -> Worker | None:
+    ) -> Target | None:
         """`pick`, but a suspect only gets a worker that can try it alone.
 
         `proven`: the request has given tokens, so that nothing is held against it. Raises `SuspectedPoison` for a
@@ -166,7 +176,7 @@ class Fleet:
         """
         register = self._probation.register
         if proven or not register.suspicion(fingerprint):
-            return self.pick(exclude, accept)
+            return self.pick(exclude, accept, ask)
         if register.convicted(fingerprint):
             raise SuspectedPoison
         candidates = self._candidates(exclude, accept)
@@ -174,7 +184,7 @@ class Fleet:
         on_trial = sum(self._probation.on_trial_at(worker.id) for worker in candidates)
         if candidates and (not free or on_trial >= math.ceil(len(candidates) * QUARANTINE_SHARE)):
             raise NotYet
-        return self._policy.choose(free) if free else None
+        return self._choose(free, exclude, ask)
 
     async def changed(self) -> None:
         """Return when a suspect that was told `NotYet` may have better luck."""
@@ -185,9 +195,12 @@ class Fleet:
         """True while anything is held against any request; only then do fingerprints matter."""
         return len(self._probation.register) > 0
 
-    def lease(self, worker: Worker, generations: int = 1) -> Lease:
-        """The attempt's claim on the worker, for so many answers: `with fleet.lease(worker):`."""
-        return Lease(worker, self._released, generations)
+    def lease(self, target: Target, generations: int = 1, tokens: Callable[[], int] = lambda: 0) -> Lease:
+        """The attempt's claim on the target, for so many answers: `with fleet.lease(target):`.
+
+        `tokens`: those that the engine holds for them at the moment.
+        """
+        return Lease(target, self._released, generations, tokens)
 
     def trial(self, worker: Worker, fingerprint: bytes, *, proven: bool = False) -> Trial:
         """The attempt's part in finding poison: `with fleet.trial(worker, fingerprint) as trial:`."""
@@ -239,6 +252,16 @@ class Fleet:
         """Who waits for `changed` may be able to go on."""
         self._waiting.unpark_all()
 
+    def _choose(self, workers: Sequence[Worker], exclude: Collection[str], ask: Ask) -> Target | None:
+        targets = [target for worker in workers for target in worker.targets if target.id not in exclude]
+        if not targets:
+            return None
+        if self._clock() - self._recounted >= RECOUNT:
+            self._recounted = self._clock()
+            for worker in self._workers.values():
+                worker.recount()
+        return self._policy.choose(targets, ask)
+
     def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> list[Worker]:
         self._parole()
         usable = [w for w in self._workers.values() if w.id not in exclude and accept(w)]
@@ -257,11 +280,13 @@ class Fleet:
             if worker.state is State.SUSPECT and over and worker.bad_probes <= 1:
                 worker.apply(Signal.PAROLE, "", now)
 
-    def _released(self, worker: Worker) -> None:
+    def _released(self, target: Target) -> None:
+        worker = target.worker
         if worker.state is State.DRAINING and worker.in_flight == 0 and self._workers.get(worker.id) is worker:
             self._forget(worker)
 
     def _forget(self, worker: Worker) -> None:
         del self._workers[worker.id]
         self._watches.pop(worker.id).stop()
+        self._policy.forget(worker)
         log.info("worker left", worker=worker.id, url=worker.url)

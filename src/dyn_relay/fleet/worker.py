@@ -8,11 +8,12 @@ or a short time has passed. Neither touches a live stream; only the stream's own
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import structlog
 
+from dyn_relay.fleet.target import Target
 from dyn_relay.formats.base import UNKNOWN, Traits
 from dyn_relay.http11.client import Origin
 
@@ -85,16 +86,45 @@ class Worker:
     learnt: bool = False
     #: It refuses our key: asked only if all do. It refuses fast, and would seem to have the least to do.
     locked: bool = False
-    #: Live attempts (leases).
-    in_flight: int = 0
-    #: Answers that they ask for: a batch is one attempt, and as many answers as it has prompts and samples.
-    load: int = 0
     #: Attempts that ended well, and those that it failed.
     served: int = 0
     failures: int = 0
     #: Probes in a row; a failed request begins a bad row.
     good_probes: int = 0
     bad_probes: int = 0
+    #: Where its attempts go: to itself, or to each of its ranks.
+    targets: list[Target] = field(default_factory=list)
+    #: The live ones among its former ranks, until their last attempt ends.
+    _former: list[Target] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.targets = [Target(self)]
+
+    def divide(self, ranks: int) -> None:
+        """Make each of its data-parallel ranks a target of its own; of what is live there nothing is lost."""
+        if [target.rank for target in self.targets] != list(range(ranks)):
+            self._former = [target for target in (*self._former, *self.targets) if target.in_flight]
+            self.targets = [Target(self, rank) for rank in range(ranks)]
+
+    def recount(self) -> None:
+        """Bring `tokens` up to date."""
+        for target in (*self.targets, *self._former):
+            target.recount()
+
+    @property
+    def in_flight(self) -> int:
+        """Live attempts (leases)."""
+        return sum(target.in_flight for target in (*self.targets, *self._former))
+
+    @property
+    def load(self) -> int:
+        """Answers that they ask for: a batch is one attempt, and as many answers as it has prompts and samples."""
+        return sum(target.load for target in (*self.targets, *self._former))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the engine holds for them, as of the last count."""
+        return sum(target.tokens for target in (*self.targets, *self._former))
 
     @property
     def url(self) -> str:

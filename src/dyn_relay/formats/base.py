@@ -217,11 +217,13 @@ class Exchange(Protocol):
     def unfit(self, traits: Traits) -> str:
         """Why no attempt after the first may go to a worker with these traits, in a word or two; "" if one may."""
 
-    def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
+    def dispatch(self, traits: Traits, rid: str, now: float, rank: int | None = None) -> Outbound:
         """Begin the next attempt, under the name `rid`; the first gives the client's request, later ones continuations.
 
         `rid` is the exchange's own for attempt 0, unless aborts would take that for another live one. A request that is
-        not migratable keeps the client's body, and so its rid. Not to be called once `complete` has given bytes.
+        not migratable keeps the client's body, and so its rid. `rank`: the data-parallel rank that is to take it.
+
+        Not to be called once `complete` has given bytes.
         """
 
     def stall_allowance(self) -> float:

@@ -43,7 +43,7 @@ class OpaqueExchange:
     def unfit(self, traits: Traits) -> str:
         return ""
 
-    def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
+    def dispatch(self, traits: Traits, rid: str, now: float, rank: int | None = None) -> Outbound:
         return self._outbound
 
     def stall_allowance(self) -> float:

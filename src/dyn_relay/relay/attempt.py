@@ -9,7 +9,7 @@ from functools import partial
 import trio
 
 from dyn_relay.fleet.health import Probe
-from dyn_relay.fleet.worker import Worker
+from dyn_relay.fleet.target import Target
 from dyn_relay.formats.base import End, Exchange, Outbound, Reading
 from dyn_relay.http11.client import Upstream, request_parts
 from dyn_relay.http11.errors import BadResponse, EventTooLarge
@@ -46,7 +46,7 @@ class Attempt:
         context: Context,
         exchange: Exchange,
         downstream: Downstream,
-        worker: Worker,
+        target: Target,
         rid: str,
         on_token: Callable[[], None],
         *,
@@ -54,7 +54,8 @@ class Attempt:
         again: bool = False,
     ) -> None:
         """`reuse`: an idle connection may be used, which can be stale. `again`: the one before this one was."""
-        self.worker = worker
+        self.worker = target.worker
+        self._target = target
         self.rid = rid
         self._reuse = reuse and not again
         self._again = again
@@ -109,7 +110,7 @@ class Attempt:
             # connection's age, the worker died with the request in its hands.
             return self._failure(Kind.CUT, Phase.SENT, str(exc))
         try:
-            outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time())
+            outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time(), self._target.rank)
             return await self._converse(upstream, outbound, headers)
         except BaseException:
             upstream.discard()
@@ -325,4 +326,6 @@ class Attempt:
         return Phase.ANSWERED if reader.response.bytes_seen else Phase.SENT
 
     def _failure(self, kind: Kind, phase: Phase, detail: str) -> Failure:
-        return Failure(kind, phase, self.worker.id, detail)
+        # One rank's queue is full; a lost connection is the whole worker's.
+        who = self._target if kind is Kind.BUSY else self.worker
+        return Failure(kind, phase, who.id, detail)

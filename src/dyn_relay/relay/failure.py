@@ -101,7 +101,7 @@ class Failure:
 
     kind: Kind
     phase: Phase
-    #: The worker's id.
+    #: The id of who is to blame: a worker, or a target of it.
     worker: str
     #: One line for the client: the system's or the engine's own words.
     detail: str

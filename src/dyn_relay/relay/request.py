@@ -9,6 +9,8 @@ from typing import TypeVar
 import trio
 
 from dyn_relay.fleet.poison import Finding, NotYet, SuspectedPoison, Trial
+from dyn_relay.fleet.policies.base import Ask
+from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import UNKNOWN, CannotComplete, Exchange, Traits
 from dyn_relay.http11.headers import Headers
@@ -134,18 +136,18 @@ class LogicalRequest:
     async def _run(self) -> None:
         try:
             while not self.abort_wished:
-                worker = await self._choose()
-                if worker is None:
+                target = await self._choose()
+                if target is None:
                     if not self.record.attempts:
                         self._admit(UNKNOWN)  # for the header of what is about to be said
                     unfit = self._candidates.unfit(self._budget.excluded)
                     return await self._ending.nobody_left(self._last, self._budget.history, unfit)
-                failure = await self._try(worker)
+                failure = await self._try(target)
                 if failure is not None and failure.kind is Kind.STALE and not self.abort_wished:
                     # Under another name: the worker may have read the request, and be at work on it.
                     self._leave()
                     self.record.step(Step.CUT)
-                    failure = await self._try(worker, again=True)
+                    failure = await self._try(target, again=True)
                 if failure is None:
                     assert self._last is not None
                     return await self._ending.finish(self._last)
@@ -162,13 +164,13 @@ class LogicalRequest:
 
     # -- choosing --------------------------------------------------------------------------------------------------
 
-    async def _choose(self) -> Worker | None:
-        """A worker for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
+    async def _choose(self) -> Target | None:
+        """A target for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
         known = False
         while True:
-            worker = await self._pick()
-            if worker is not None:
-                return worker
+            target = await self._pick()
+            if target is not None:
+                return target
             excluded = self._budget.excluded
             if not known and self._candidates.unfit(excluded):
                 # What is known of them may be old: weights are updated in place.
@@ -185,20 +187,21 @@ class LogicalRequest:
                 return None
             self._budget = lap
 
-    async def _pick(self) -> Worker | None:
+    async def _pick(self) -> Target | None:
         """One that has all that is asked for; if the fleet has none, any that may: its own answer will say so."""
-        worker = await self._pick_from(self._candidates.has_all)
-        if worker is None and not self._candidates.some_has_all:
-            worker = await self._pick_from(self._candidates.may_take)
-        return worker
+        target = await self._pick_from(self._candidates.has_all)
+        if target is None and not self._candidates.some_has_all:
+            target = await self._pick_from(self._candidates.may_take)
+        return target
 
-    async def _pick_from(self, accept: Callable[[Worker], bool]) -> Worker | None:
+    async def _pick_from(self, accept: Callable[[Worker], bool]) -> Target | None:
         fleet, exchange, excluded = self._context.fleet, self._exchange, self._budget.excluded
+        asked = Ask(exchange.generations, resumed=exchange.delivered > 0)
         if self._proven or not fleet.wary:
-            return fleet.pick(excluded, accept)
+            return fleet.pick(excluded, accept, asked)
         while True:
             try:
-                return fleet.choose_now(exchange.fingerprint(), excluded, accept)
+                return fleet.choose_now(exchange.fingerprint(), excluded, accept, asked)
             except NotYet:
                 await self._wait(fleet.changed)
 
@@ -239,26 +242,27 @@ class LogicalRequest:
 
     # -- one attempt -----------------------------------------------------------------------------------------------
 
-    async def _try(self, worker: Worker, *, again: bool = False) -> Failure | None:
+    async def _try(self, target: Target, *, again: bool = False) -> Failure | None:
         """One attempt; None if the engine has said its last word. Raises `SuspectedPoison`, `Unwanted`.
 
         `again`: at the same worker, whose idle connection had gone stale.
         """
-        context, exchange, fleet = self._context, self._exchange, self._context.fleet
+        context, exchange, fleet, worker = self._context, self._exchange, self._context.fleet, target.worker
         if not self.record.started_work:
             self._admit(worker.traits)
         record = AttemptRecord(worker.id, worker.url, self._name(), trio.current_time(), exchange.delivered)
         self.record.attempts.append(record)
         self.record.step(Step.DISPATCH)
         fingerprint = exchange.fingerprint() if fleet.wary else b""
-        with fleet.lease(worker, exchange.generations), fleet.trial(worker, fingerprint, proven=self._proven) as trial:
+        lease = fleet.lease(target, exchange.generations, lambda: exchange.prompt_tokens + exchange.delivered)
+        with lease, fleet.trial(worker, fingerprint, proven=self._proven) as trial:
 
             def on_token() -> None:
                 trial.token()
                 self._survived(record.resumed_from)
 
             attempt = self._current = Attempt(
-                *(context, exchange, self._downstream, worker, record.rid, on_token),
+                *(context, exchange, self._downstream, target, record.rid, on_token),
                 reuse=self._repeatable,
                 again=again,
             )

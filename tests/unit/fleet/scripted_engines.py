@@ -14,6 +14,7 @@ import trio.testing
 from dyn_relay.config import Config
 from dyn_relay.fleet.poison import NotYet, SuspectedPoison
 from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.target import Lease
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import Format, Headers, Traits
 from dyn_relay.http11.client import Origin, Pool, Response
@@ -132,11 +133,23 @@ def ready(fleet: Fleet) -> list[Worker]:
     return list(fleet.workers)
 
 
+def picked(fleet: Fleet, *args) -> Worker | None:
+    """The worker of the target that is picked."""
+    target = fleet.pick(*args)
+    return target and target.worker
+
+
+def claim(fleet: Fleet, worker: Worker) -> Lease:
+    """A lease on the worker's first target."""
+    return fleet.lease(worker.targets[0])
+
+
 async def choose(fleet: Fleet, fingerprint: bytes, exclude: Collection[str] = frozenset(), *, proven: bool = False):
     """As the relay chooses: waits while it is told to. Raises `SuspectedPoison`."""
     while True:
         try:
-            return fleet.choose_now(fingerprint, exclude, proven=proven)
+            target = fleet.choose_now(fingerprint, exclude, proven=proven)
+            return target and target.worker
         except NotYet:
             await fleet.changed()
 

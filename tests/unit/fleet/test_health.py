@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from scripted_engines import Engines, make_fleet, running
+from scripted_engines import Engines, claim, make_fleet, picked, running
 from structlog.testing import capture_logs
 from trio.testing import MockClock
 
@@ -58,11 +58,11 @@ async def test_a_busy_engine_is_avoided_and_comes_back(autojump_clock: MockClock
     engines = Engines(A, B)
     async with running(engines) as fleet:
         a, b = fleet.workers
-        with fleet.lease(a):
+        with claim(fleet, a):
             engines[A].status = 503
             await trio.sleep(35)
             assert a.state is State.UNREADY
-            assert {fleet.pick() for _ in range(4)} == {b}
+            assert {picked(fleet) for _ in range(4)} == {b}
             assert a.in_flight == 1
             engines[A].status = 200
             await trio.sleep(5.5)
@@ -122,7 +122,7 @@ async def test_a_worker_that_is_gone_is_dead_soon_after_its_first_cut(autojump_c
         fleet.report(a, False, "end of stream", "cut")
         await trio.sleep(1.1)
         assert a.state is State.DEAD
-        assert {fleet.pick() for _ in range(4)} == {b}
+        assert {picked(fleet) for _ in range(4)} == {b}
 
 
 async def test_a_suspect_whose_probe_failed_is_not_let_back_in_by_time(autojump_clock: MockClock) -> None:
@@ -133,7 +133,7 @@ async def test_a_suspect_whose_probe_failed_is_not_let_back_in_by_time(autojump_
         fleet.report(a, False, "", "stall")
         await trio.sleep(6)
         assert a.state is State.SUSPECT
-        assert {fleet.pick() for _ in range(4)} == {b}
+        assert {picked(fleet) for _ in range(4)} == {b}
 
 
 async def test_a_probe_from_before_the_failure_does_not_clear_it(autojump_clock: MockClock) -> None:

@@ -7,7 +7,7 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_engines import choose, convicted, make_fleet, ready
+from scripted_engines import choose, claim, convicted, make_fleet, picked, ready
 
 from dyn_relay.fleet.poison import Finding, PoisonRegister, Probation, SuspectedPoison
 from dyn_relay.fleet.registry import Fleet
@@ -53,7 +53,7 @@ class World:
 
     async def attempt(self, worker: Worker, fingerprint: bytes) -> Finding | None:
         died = self.died[worker.id]
-        with self.fleet.lease(worker), self.fleet.trial(worker, fingerprint) as trial:
+        with claim(self.fleet, worker), self.fleet.trial(worker, fingerprint) as trial:
             if trial.suspect:
                 self.on_trial[worker.id] = self.on_trial.get(worker.id, 0) + 1
                 self.busiest = max(self.busiest, self.on_trial[worker.id])
@@ -344,6 +344,6 @@ async def test_other_requests_leave_a_suspects_worker_alone() -> None:
     with fleet.trial(w1, b"A") as trial:
         trial.died()
     with fleet.trial(w2, b"A"):
-        assert [fleet.pick() for _ in range(4)] == [w1] * 4
-        assert fleet.pick({w1.id}) is w2  # but better there than nowhere
-    assert {fleet.pick(), fleet.pick()} == {w1, w2}
+        assert [picked(fleet) for _ in range(4)] == [w1] * 4
+        assert picked(fleet, {w1.id}) is w2  # but better there than nowhere
+    assert {picked(fleet), picked(fleet)} == {w1, w2}

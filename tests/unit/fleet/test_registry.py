@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
-from scripted_engines import Engines, make_fleet, ready, running
+from scripted_engines import Engines, claim, make_fleet, picked, ready, running
 
 from dyn_relay.fleet.worker import State
 
@@ -40,12 +40,12 @@ def test_a_draining_worker_gets_nothing_new_and_leaves_when_idle() -> None:
     """A17."""
     fleet = make_fleet(urls=(A, B))
     a, b = ready(fleet)
-    with fleet.lease(a):
-        with fleet.lease(a):
+    with claim(fleet, a):
+        with claim(fleet, a):
             fleet.remove(a.id, drain=True)
             assert a.state is State.DRAINING
-            assert {fleet.pick() for _ in range(5)} == {b}
-            assert fleet.pick({b.id}) is None
+            assert {picked(fleet) for _ in range(5)} == {b}
+            assert picked(fleet, {b.id}) is None
         assert a in fleet.workers
     assert fleet.workers == (b,)
 
@@ -53,7 +53,7 @@ def test_a_draining_worker_gets_nothing_new_and_leaves_when_idle() -> None:
 def test_a_draining_worker_that_is_added_again_stays() -> None:
     fleet = make_fleet(urls=(A,))
     (a,) = ready(fleet)
-    with fleet.lease(a):
+    with claim(fleet, a):
         fleet.remove(A)
         assert fleet.add(A) is a
     assert fleet.workers == (a,)
@@ -63,7 +63,7 @@ def test_a_draining_worker_that_is_added_again_stays() -> None:
 def test_removing_at_once_does_not_touch_live_attempts() -> None:
     fleet = make_fleet(urls=(A,))
     (a,) = ready(fleet)
-    with fleet.lease(a):
+    with claim(fleet, a):
         fleet.remove(A, drain=False)
         assert fleet.workers == ()
         assert fleet.add(A).id == "w2"
@@ -74,10 +74,10 @@ def test_excluded_and_unacceptable_ones_are_not_picked() -> None:
     """A1: the worker that failed this request is left out for this request at once."""
     fleet = make_fleet(urls=(A, B, C))
     a, b, c = ready(fleet)
-    assert {fleet.pick({a.id}) for _ in range(6)} == {b, c}
-    assert {fleet.pick({a.id}, lambda worker: worker is not b) for _ in range(6)} == {c}
-    assert fleet.pick({a.id, b.id, c.id}) is None
-    assert fleet.pick(frozenset(), lambda worker: False) is None
+    assert {picked(fleet, {a.id}) for _ in range(6)} == {b, c}
+    assert {picked(fleet, {a.id}, lambda worker: worker is not b) for _ in range(6)} == {c}
+    assert picked(fleet, {a.id, b.id, c.id}) is None
+    assert picked(fleet, frozenset(), lambda worker: False) is None
 
 
 def test_a_failed_request_excludes_its_worker_for_everybody_at_once() -> None:
@@ -86,20 +86,20 @@ def test_a_failed_request_excludes_its_worker_for_everybody_at_once() -> None:
     fleet.report(a, False, "end of stream", "cut")
     assert a.state is State.SUSPECT
     assert (a.failures, a.served) == (1, 1)
-    assert {fleet.pick() for _ in range(5)} == {b}
+    assert {picked(fleet) for _ in range(5)} == {b}
     fleet.report(a, True)
     assert a.state is State.READY
-    assert {fleet.pick() for _ in range(5)} == {a, b}
+    assert {picked(fleet) for _ in range(5)} == {a, b}
 
 
 def test_when_nobody_is_ready_all_are_open_but_the_dead_come_last() -> None:
     fleet = make_fleet(urls=(A, B, C))
     a, b, c = fleet.workers
     a.state, b.state, c.state = State.DEAD, State.UNREADY, State.STARTING
-    assert {fleet.pick() for _ in range(6)} == {b, c}
-    assert fleet.pick({b.id, c.id}) is a
+    assert {picked(fleet) for _ in range(6)} == {b, c}
+    assert picked(fleet, {b.id, c.id}) is a
     c.state = State.READY
-    assert {fleet.pick() for _ in range(6)} == {c}
+    assert {picked(fleet) for _ in range(6)} == {c}
 
 
 async def test_a_suspect_is_let_back_in_after_a_while(autojump_clock: trio.testing.MockClock) -> None:
@@ -108,9 +108,9 @@ async def test_a_suspect_is_let_back_in_after_a_while(autojump_clock: trio.testi
     a, b = ready(fleet)
     fleet.report(a, False, "", "stall")
     await trio.sleep(4.9)
-    assert {fleet.pick() for _ in range(4)} == {b}
+    assert {picked(fleet) for _ in range(4)} == {b}
     await trio.sleep(0.2)
-    assert {fleet.pick() for _ in range(4)} == {a, b}
+    assert {picked(fleet) for _ in range(4)} == {a, b}
 
 
 async def test_a_worker_that_joins_later_is_probed(autojump_clock: trio.testing.MockClock) -> None:

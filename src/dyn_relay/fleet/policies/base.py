@@ -1,15 +1,42 @@
-"""What a policy is."""
+"""What a policy is, and what it may know of an attempt."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Worker
 
+#: The beginning of a sequence that an engine may have in its cache: token ids, or the text where only that is known.
+Prefix = Sequence[int] | str
 
-class Policy(Protocol):
-    """Chooses among workers that may all take the attempt."""
 
-    def choose(self, candidates: Sequence[Worker]) -> Worker:
+def _unknown() -> Prefix | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """An attempt that needs a target."""
+
+    #: Answers that it is for.
+    generations: int = 1
+    #: It goes on with an answer that has tokens.
+    resumed: bool = False
+    #: Requests with the same key should meet the same cache; "" if the client names none.
+    key: str = ""
+    #: Prompt and delivered tokens, read only by policies that look at them; None if not known.
+    prefix: Callable[[], Prefix | None] = _unknown
+
+
+class Policy(ABC):
+    """Chooses among targets that may all take the attempt."""
+
+    @abstractmethod
+    def choose(self, candidates: Sequence[Target], ask: Ask) -> Target:
         """One of `candidates`, which is never empty and is in the order of joining."""
+
+    def forget(self, worker: Worker) -> None:  # noqa: B027 -- most policies remember nothing
+        """The worker has left, or came back as a new process: whatever it had cached is gone."""

@@ -1,19 +1,25 @@
-"""The one with the fewest live generations."""
+"""The one with the least to do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dyn_relay.fleet.policies.base import Ask, Policy
 from dyn_relay.fleet.policies.round_robin import RoundRobin
-from dyn_relay.fleet.worker import Worker
+from dyn_relay.fleet.target import Target
 
 
-class LeastLoaded:
+def burden(target: Target) -> tuple[int, int]:
+    """What loads are compared by: live answers; among equals the tokens that are held for them."""
+    return target.load, target.tokens
+
+
+class LeastLoaded(Policy):
     """Least load; equals take turns, so that an idle fleet is used evenly."""
 
     def __init__(self) -> None:
         self._turns = RoundRobin()
 
-    def choose(self, candidates: Sequence[Worker]) -> Worker:
-        least = min(worker.load for worker in candidates)
-        return self._turns.choose([worker for worker in candidates if worker.load == least])
+    def choose(self, candidates: Sequence[Target], ask: Ask) -> Target:
+        least = min(map(burden, candidates))
+        return self._turns.choose([target for target in candidates if burden(target) == least], ask)

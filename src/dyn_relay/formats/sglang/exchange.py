@@ -113,7 +113,7 @@ class SglangExchange(Reader):
             self._request, self._traits, self.verdict.migratable, self.delivered, text, owed, self._rules.weights, had
         )
 
-    def dispatch(self, traits: Traits, rid: str, now: float) -> Outbound:
+    def dispatch(self, traits: Traits, rid: str, now: float, rank: int | None = None) -> Outbound:
         """Begin the next attempt, under the name `rid` if the request is migratable.
 
         Raises `CannotComplete` if something was delivered that cannot be continued.
