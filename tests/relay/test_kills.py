@@ -42,7 +42,7 @@ async def test_kill_at_every_token(autojump_clock, stream, dialect, late):
 @both
 @dialects
 async def test_two_and_three_kills(autojump_clock, stream, dialect):
-    """E4: nothing that came before a cut is lost. Each attempt lives for a few tokens; all combinations of small numbers."""
+    """E4: nothing delivered is lost. Each attempt lives for a few tokens; all combinations of small numbers."""
     request = generate(12, stream=stream, **FULL)
     options = WorkerOptions(dialect=dialect)
     for lives in [*itertools.product(range(4), repeat=2), *itertools.product((0, 1, 3), repeat=3)]:
