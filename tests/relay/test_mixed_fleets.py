@@ -150,6 +150,36 @@ async def test_a_continuation_needs_what_the_request_needs(autojump_clock, strea
         assert [len(worker.generates) for worker in w.workers] == [1, 0, 1]
 
 
+OTHERS = {
+    "model": WorkerOptions(model=Model(vocab_size=4096), model_path="other/model"),
+    "preferred_sampling_params": WorkerOptions(preferred_sampling_params={"stop_token_ids": [1, 2, 3]}),
+}
+SILENT = WorkerOptions(infos=False)
+
+
+@both
+@pytest.mark.parametrize("silent_first", [True, False], ids=["silent-first", "silent-second"])
+@pytest.mark.parametrize("lacks", OTHERS)
+async def test_what_is_not_known_to_be_the_same_does_not_go_on(autojump_clock, stream, lacks, silent_first):
+    """Of the two workers one does not say what it is: it may be another model, or have other defaults."""
+    plans = [FaultPlan.in_order([(at_token(3), CLOSE)]), None]
+    options = [SILENT, OTHERS[lacks]] if silent_first else [OTHERS[lacks], SILENT]
+    async with world(plans=plans, options=options, policy="round_robin") as w:
+        response = await w.ask(generate(5, stream=stream, sampling={"stream_interval": 1}))
+        assert response.complete
+        assert [len(worker.generates) for worker in w.workers] == [2, 0], "the first, which lives, goes on itself"
+
+
+@both
+async def test_workers_that_all_say_nothing_are_alike(autojump_clock, stream):
+    """A fleet of an old release goes on as before."""
+    plans = [FaultPlan.in_order([(at_token(3), CLOSE)]), None]
+    body = generate(5, stream=stream, sampling={"stream_interval": 1})
+    async with world(plans=plans, options=[SILENT, SILENT], policy="round_robin") as w:
+        assert judged(await w.ask(body), body, ORACLE) == []
+        assert [len(worker.generates) for worker in w.workers] == [1, 1]
+
+
 @both
 async def test_bridged_requests_need_nothing(autojump_clock, stream):
     async with world(plans=[None, None], options=[BARE, TEXT], policy="round_robin") as w:

@@ -273,8 +273,8 @@ class Exchange(Protocol):
     def failure_event(self, status: int, reason: str, message: str) -> bytes:
         """The relay's own error inside a started stream: one SSE event, no terminator. Says `delivered`."""
 
-    def crossed_versions(self) -> bool:
-        """True if the answer's tokens come from more than one weight version."""
+    def crossed_versions(self) -> bool | None:
+        """True if an answer's tokens come from more than one weight version; None if that is not known."""
 
     def resampled(self) -> bool:
         """True if an uninterrupted run might have drawn other tokens: the answer is a valid sample, not that one."""

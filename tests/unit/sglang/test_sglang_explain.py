@@ -128,6 +128,16 @@ def test_what_depends_on_the_worker() -> None:
 
 
 FULL = replace(IDS, model="m", max_input=20, sampling_defaults={"top_p": 0.5})
+#: What the words speak of.
+TRAITS = {
+    "answers": "text",
+    "says": "incremental",
+    "runs": "model",
+    "served_model_name": "model",
+    "defaults": "sampling_defaults",
+    "preferred": "sampling_defaults",
+}
+SILENT = replace(IDS, sampling_defaults=None)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +150,16 @@ FULL = replace(IDS, model="m", max_input=20, sampling_defaults={"top_p": 0.5})
         (FULL, 2, "takes a prompt of 5 tokens", [20, None], [4]),
         (FULL, 1, "of at least 7", [7, 20, None], [6]),
         (replace(FULL, max_input=6), 1, "of 6, as the first worker", [6, None], [7, 5]),
-        (FULL, 1, 'has the `preferred_sampling_params` {"top_p":0.5}', [{"top_p": 0.5}], [{}, None]),
-        (FULL, 0, 'has the `preferred_sampling_params` {"top_p":0.5}, or', [{"top_p": 0.5}, None], [{}]),
+        (FULL, 1, "runs 'm' (`tokenizer_path`, `served_model_name`)", ["m"], ["other", None]),
+        (IDS, 1, "does not say `tokenizer_path`, `served_model_name`, as the first", [None], ["m"]),
+        (FULL, 1, 'has the sampling defaults {"top_p":0.5}', [{"top_p": 0.5}], [{}, None]),
+        (FULL, 0, 'has the sampling defaults {"top_p":0.5} (`preferred_sampling_params`), or', [{"top_p": 0.5}, None], [{}]),
+        (SILENT, 1, "does not say `preferred_sampling_params`, as the first", [None], [{}, {"top_p": 0.5}]),
     ],
 )
 def test_what_a_worker_needs(first: Traits, after: int, words: str, fits: list[Any], does_not: list[Any]) -> None:
     """The words are true of what `unfit` takes."""
-    trait = {"answers": "text", "says": "incremental", "runs": "model", "has": "sampling_defaults"}.get(
-        words.partition(" ")[0], "max_input"
-    )
+    trait = next((name for word, name in TRAITS.items() if word in words), "max_input")
     assert any(one.startswith(words) or words in one for one in explain(PLAIN, first, after).needs)
     exchange = SglangFormat().open(request({**PLAIN, "stream": True}), "given")
     exchange.admit(first)

@@ -44,6 +44,7 @@ from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
+from dyn_relay.formats.sglang.spans import label
 from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, raw, read, read_fields
 
 PATH = "/generate"
@@ -244,6 +245,9 @@ class SglangExchange(Reader):
         meta = meta_of(data)
         if kind(event) is not Kind.FINISH or total_of(event) or plain(meta["id"]) != self._attempt.rid:
             raise ValueError("more than the rows that it was asked for")
+        assert event.meta_info is not None
+        if not self._may_follow(event.meta_info.weight_version):
+            return ()
         rows: Fields = {}
         for name, replay in self._ledger.replays.items():
             if name in meta:
@@ -298,9 +302,13 @@ class SglangExchange(Reader):
         """The relay's own error inside a started stream."""
         return errors.failure_event(status, reason, message, self.delivered)
 
-    def crossed_versions(self) -> bool:
-        """True if the answer's tokens come from more than one weight version."""
-        return len({str(version) for version in self._versions() if version is not None}) > 1
+    def crossed_versions(self) -> bool | None:
+        """True if an answer's tokens come from more than one weight version; None if not all that made them told."""
+        answers = [{*map(label, self._versions()), *self._labels[0]}, *self._labels.values()]
+        if any(len(labels - {None}) > 1 for labels in answers):
+            return True
+        unseen = not self.verdict.migratable and not any(answers)
+        return None if unseen or any(None in labels for labels in answers) else False
 
     def resampled(self) -> bool:
         """True if several attempts drew the tokens, and not all by their positions."""
