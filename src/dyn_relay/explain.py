@@ -34,7 +34,7 @@ def run(path: Path, worker: str | None, after: int, config: Config) -> dict[str,
 
     `worker`: a URL. Raises `Unanswered`, and `ValueError` ("FIELD: ...") for what cannot be explained.
     """
-    format = catalog.make(config.format, config.on_abort)
+    format = catalog.make(config.format, config.on_abort, config.weight_version_policy)
     traits = trio.run(_ask, format, worker, config) if worker else format.stock
     [native] = format.paths
     request = NativeRequest("POST", native, _JSON, path.read_bytes())
@@ -45,6 +45,9 @@ def text(found: dict[str, Any]) -> str:
     """The same for people."""
     [(header, value)] = found["header"].items()
     lines = [f"{header}: {value}"]
+    if found["split"]:
+        which = "the first that is refused" if not found["migratable"] else "and so on with the others"
+        lines.append(f"  split into {found['split']['answers']}; this is number {found['split']['index']}, {which}")
     if found["rule"]:
         lines += [f"  {found['rule']}", f"  because: {found['because']}"]
     if found["answer"]:

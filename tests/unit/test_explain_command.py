@@ -126,6 +126,18 @@ def test_the_proxys_own_options_count(path: Path) -> None:
     ).output.replace("\n", " ")
 
 
+def test_its_options_say_what_the_proxy_is_run_with(path: Path) -> None:
+    found = json.loads(run(path, "--json", "--weight-version-policy", "max-lag=2").output)
+    assert "has weights that may follow, by `--weight-version-policy max-lag=2`" in found["needs"]
+    path.write_text(json.dumps({**BODY, "input_ids": [[1], [2]]}))
+    assert run(path).output.startswith("x-dyn-relay-migratable: no; reason=batch\n")
+    lines = run(path, "--split-batches").output.splitlines()
+    assert lines[0] == "x-dyn-relay-migratable: yes"
+    assert lines[1] == "  split into 2; this is number 0, and so on with the others"
+    result = run(path, "--weight-version-policy", "no")
+    assert (result.exit_code, "weight_version_policy" in result.output) == (2, True)
+
+
 def test_standard_input(path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dyn_relay", "explain", "-", "--json"],

@@ -126,6 +126,9 @@ class Explanation:
     because: str = ""
     #: The whole answer, if no worker would see the request (see `Rejected`).
     answer: Answer | None = None
+    #: Of a request that is split: which of the answers this is about, counted from 0, and how many there are.
+    index: int | None = None
+    answers: int = 1
     #: Tokens of the prompt; 0 where unknown.
     prompt_tokens: int = 0
     #: What the worker of the next attempt would be sent, if the one before were cut now.
@@ -311,6 +314,10 @@ class Bundle:
     join: Callable[[Sequence[Answer]], Answer]
 
 
+#: A verdict on a prompt of so many tokens, within the limits that the relay sets itself.
+Limits = Callable[[Verdict, int], Verdict]
+
+
 class Format(Protocol):
     """One backend's wire format."""
 
@@ -336,8 +343,13 @@ class Format(Protocol):
     def traits(self, infos: dict[str, bytes]) -> Traits:
         """Read a worker's answers to `info_paths`; paths that it did not answer with 200 are missing."""
 
-    def explain(self, request: NativeRequest, traits: Traits, after: int) -> Explanation:
+    def explain(
+        self, request: NativeRequest, traits: Traits, after: int, limited: Limits, *, split: bool = False
+    ) -> Explanation:
         """What `admit` would say of it, and what would follow a cut after `after` tokens, at workers with `traits`.
+
+        With `split`, of a request that is split: about the first answer whose verdict, within `limited`, is a refusal,
+        since the whole is only as safe as each of them; if there is none, about the first.
 
         Raises `ValueError` for what cannot be explained: "FIELD: what is wrong".
         """

@@ -10,7 +10,7 @@ import pytest
 from sglang_kit import DONE, SSE_HEAD, Engine, dumps, opened, request, sse
 from test_sglang_admission import PLAIN, SAMPLING, TOP, sampling
 
-from dyn_relay.formats.base import UNKNOWN, Explanation, Traits
+from dyn_relay.formats.base import UNKNOWN, Explanation, Traits, Verdict
 from dyn_relay.formats.sglang.admission import TABLE
 from dyn_relay.formats.sglang.demands import DEMANDS
 from dyn_relay.formats.sglang.explain import MOST, NAME, STOCK
@@ -20,8 +20,12 @@ from dyn_relay.formats.sglang.format import SglangFormat
 IDS = replace(STOCK, text=False)
 
 
-def explain(body: object, traits: Traits = IDS, after: int = 1) -> Explanation:
-    return SglangFormat().explain(request(body), traits, after)
+def unlimited(verdict: Verdict, tokens: int) -> Verdict:
+    return verdict
+
+
+def explain(body: object, traits: Traits = IDS, after: int = 1, *, split: bool = False) -> Explanation:
+    return SglangFormat().explain(request(body), traits, after, unlimited, split=split)
 
 
 def continuation(found: Explanation) -> dict[str, Any]:
@@ -81,7 +85,7 @@ def test_stand_ins_end_no_answer() -> None:
     assert continuation(explain(body, after=2))["input_ids"] == [1, 2, 3, 2, 2]
     format = SglangFormat()
     traits = format.traits({"/model_info": b'{"eos_token_id":[0],"preferred_sampling_params":null}'})
-    assert continuation(format.explain(request(PLAIN), traits, 1))["input_ids"] == [1, 2, 3, 1]
+    assert continuation(format.explain(request(PLAIN), traits, 1, unlimited))["input_ids"] == [1, 2, 3, 1]
 
 
 def test_a_whole_budget_needs_no_worker() -> None:
@@ -137,6 +141,7 @@ TRAITS = {
     "defaults": "sampling_defaults",
     "preferred": "sampling_defaults",
 }
+NAMELESS = replace(IDS, model=None)
 SILENT = replace(IDS, sampling_defaults=None)
 
 
@@ -151,9 +156,9 @@ SILENT = replace(IDS, sampling_defaults=None)
         (FULL, 1, "of at least 7", [7, 20, None], [6]),
         (replace(FULL, max_input=6), 1, "of 6, as the first worker", [6, None], [7, 5]),
         (FULL, 1, "runs 'm' (`tokenizer_path`, `served_model_name`)", ["m"], ["other", None]),
-        (IDS, 1, "does not say `tokenizer_path`, `served_model_name`, as the first", [None], ["m"]),
+        (NAMELESS, 1, "does not say `tokenizer_path`, `served_model_name`, as the first", [None], ["m"]),
         (FULL, 1, 'has the sampling defaults {"top_p":0.5}', [{"top_p": 0.5}], [{}, None]),
-        (FULL, 0, 'has the sampling defaults {"top_p":0.5} (`preferred_sampling_params`), or', [{"top_p": 0.5}, None], [{}]),
+        (FULL, 0, 'defaults {"top_p":0.5} (`preferred_sampling_params`), or', [{"top_p": 0.5}, None], [{}]),
         (SILENT, 1, "does not say `preferred_sampling_params`, as the first", [None], [{}, {"top_p": 0.5}]),
     ],
 )
@@ -178,10 +183,30 @@ def test_each_demand_has_words() -> None:
     assert len(explain(PLAIN, UNKNOWN, 0).needs) == 1
 
 
+def test_of_a_split_request_the_first_that_is_refused() -> None:
+    """I3: the whole is only as safe as each of its answers."""
+    batch: dict[str, Any] = {"input_ids": [[1, 2], [3, 4, 5]], "sampling_params": {"max_new_tokens": 4}}
+    found = explain(batch, split=True)
+    assert (found.index, found.answers, found.verdict) == (0, 2, Verdict())
+    assert continuation(found)["input_ids"] == [1, 2, 0]
+    found = explain({**batch, "sampling_params": [{"max_new_tokens": 4}, {"frequency_penalty": 1}]}, split=True)
+    assert (found.index, found.answers, found.verdict.reason) == (1, 2, "frequency_penalty")
+    assert found.rule.startswith("`frequency_penalty`")
+    assert explain(batch).verdict.reason == "batch"
+    alone = explain(PLAIN, split=True)
+    assert (alone.index, alone.answers) == (None, 1)
+
+
+def test_what_keeps_a_request_whole() -> None:
+    found = explain({"input_ids": [[1, 2], [3]], "session_params": {"id": "x"}}, split=True)
+    assert (found.index, found.verdict.reason) == (None, "session_params")
+    assert found.rule == "`session_params`: with it a request for several answers is not split"
+
+
 def test_nothing_is_remembered() -> None:
     format = SglangFormat()
     for _ in range(2):
-        format.explain(request({**PLAIN, "rid": "r"}), UNKNOWN, 7)
+        format.explain(request({**PLAIN, "rid": "r"}), UNKNOWN, 7, unlimited)
     exchange = format.open(request(PLAIN), "given")
     exchange.admit(IDS)
     exchange.dispatch(IDS, "given", 0.0)

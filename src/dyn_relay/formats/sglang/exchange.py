@@ -79,6 +79,11 @@ class SglangExchange(Reader):
         #: The reason of one that is made as soon as its rows to replay are there; {} for none.
         self._owed_finish: dict[str, object] = {}
 
+    @property
+    def request(self) -> Request:
+        """What the client asked for, of a split request for this answer."""
+        return self._request
+
     def admit(self, traits: Traits) -> Verdict:
         """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
         self._traits = traits
