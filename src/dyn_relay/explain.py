@@ -59,7 +59,7 @@ def text(found: dict[str, Any]) -> str:
     lines += ["", "judged for this worker:" if asked else "no worker was asked; judged for a stock one:"]
     lines += [*known, *(f"  - {one}" for one in found["depends"])]
     if found["migratable"]:
-        after = f"if its worker died after {found['after']} tokens, "
+        after = f"if its worker died after {found['after']} token{'' if found['after'] == 1 else 's'}, "
         lines += ["", after + (found["instead"] or "another one would get")]
     if found["continuation"]:
         sent = found["continuation"]

@@ -137,6 +137,7 @@ async def test_a_worker_that_was_never_asked_is_no_answer(autojump_clock, stream
         w.workers[1].kill()
         response = await w.ask(asked(stream, **BY_TEXT))
         assert (response.status, response.json()["reason"]) == (503, "no_survivor")
+        assert response.json()["message"].endswith("; no other worker has all that is asked for (w1: tokenizer)")
         assert w.workers[0].generates == []
 
 

@@ -51,6 +51,7 @@ def test_people_see_the_verdict_and_the_continuation(path: Path) -> None:
     assert "no worker was asked; judged for a stock one:" in lines
     assert '    "input_ids": [1, 2, 3, 0, 0, 0, "... 11 more ...", 0, 0, 0, 0, 0, 0],' in lines
     assert '    "sampling_params": {"max_new_tokens": 60},' in lines
+    assert "if its worker died after 1 token, another one would get" in run(path).output.splitlines()
     assert any("all 0, stand for what the first worker would have generated" in line for line in lines)
     assert "  - takes a prompt of 23 tokens (`max_req_input_len`), or does not say" in lines
 

@@ -100,6 +100,8 @@ def _stand_ins(request: Request, traits: Traits, spare: int, after: int) -> tupl
         found.append("text: the first worker does not say whether it answers with text; as if it did not")
     if after:
         found.append(f"input_ids: the last {after}, all {spare}, stand for what the first worker would have generated")
+    if request.by_text:
+        found.append(f"needs: the tokens of the text are not counted here; it is taken for {request.prompt_tokens}")
     if after and request.by_text:
         found.append(f"input_ids: the first one, {spare}, stands for all those of the text, which the engine tells")
     return tuple(found)
