@@ -76,8 +76,8 @@ def test_a_text_is_told_by_its_engine() -> None:
     assert "text" not in asked
     assert asked["input_ids"] == [0, 0, 0]
     assert asked["sampling_params"] == {"max_new_tokens": 7, "stop": "x"}
-    assert [one.partition(":")[0] for one in found.stand_ins] == ["rid", "needs", "input_ids", "input_ids"]
-    assert found.stand_ins[1].endswith("it is taken for 1")
+    assert [one.partition(":")[0] for one in found.stand_ins] == ["rid", "input_ids", "needs", "input_ids"]
+    assert found.stand_ins[2].endswith("it is taken for 1")
     assert continuation(explain({"text": "hi", "sampling_params": {"max_new_tokens": 9}}, STOCK, 0))["text"] == "hi"
 
 
