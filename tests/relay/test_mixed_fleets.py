@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import trio
 
+from dyn_relay.formats.base import UNKNOWN
+from dyn_relay.relay.candidates import Candidates
 from dyn_testkit import faults
 from dyn_testkit.engine import Model
 from dyn_testkit.faults import CLOSE, FaultPlan, at_token
@@ -139,6 +143,37 @@ async def test_a_worker_that_was_never_asked_is_no_answer(autojump_clock, stream
         assert (response.status, response.json()["reason"]) == (503, "no_survivor")
         assert response.json()["message"].endswith("; no other worker has all that is asked for (w1: tokenizer)")
         assert w.workers[0].generates == []
+
+
+@both
+async def test_who_was_passed_over_is_named_after_a_cut_too(autojump_clock, stream):
+    """Nothing was delivered: the other one may take it, but has not what is asked for."""
+    plans = [FaultPlan.of(faults.Fault(faults.AT_HEAD, faults.KILL_WORKER, faults.first(1))), None]
+    options = [WorkerOptions(routed_experts=True), BARE]
+    async with world(plans=plans, options=options, policy="round_robin") as w:
+        response = await w.ask(asked(stream, return_routed_experts=True))
+        said = response.values()[-1]["error"] if response.status == 200 else response.json()
+        assert said["reason"] == "no_fit_worker"
+        assert "(w2: routed_experts)" in said["message"]
+        assert w.workers[1].generates == []
+
+
+def test_who_was_tried_was_not_passed_over():
+    """`Candidates` alone: of those that are excluded nothing is said."""
+
+    class Anything:
+        started_work = True
+        staying: ClassVar = [SimpleNamespace(id=name, traits=UNKNOWN) for name in ("w1", "w2")]
+
+        def unfit(self, traits):
+            return "model"
+
+        lacks = unfit
+
+    anything = Anything()
+    candidates = Candidates(anything, anything, anything)
+    assert candidates.unfit(()) == {"w1": "model", "w2": "model"}
+    assert candidates.unfit({"w1"}) == {"w2": "model"}
 
 
 @both

@@ -10,6 +10,9 @@ from sglang_kit import DIALECTS, SSE_HEAD, Engine, opened, oracle, sse
 
 from dyn_relay.formats.base import UNKNOWN, CannotComplete, End, Event
 from dyn_relay.formats.sglang.exchange import SglangExchange
+from dyn_relay.formats.sglang.spans import Span, merge, stated
+from dyn_relay.formats.sglang.wire import raw
+from dyn_relay.formats.weights import WeightPolicy
 
 ASKED: dict[str, Any] = {
     "rid": "mine",
@@ -171,3 +174,47 @@ def test_who_made_no_token_does_not_name_the_weights() -> None:
     meta = json.loads(out.split(b"\n\n")[0][6:])["meta_info"]
     assert meta["completion_tokens"] == 2
     assert "weight_version" not in meta
+
+
+def test_the_first_of_several_versions_is_the_one_that_follows() -> None:
+    """H3: one event brings the whole continuation, with an update inside: that is the engine's own affair."""
+    exchange = opened({**ASKED, "stream": True}, weights=WeightPolicy("same"))
+    attempt(exchange, Engine(version="7", extra=True), 2)
+    attempt(exchange, Engine(chunks=(10,), version="7", turn=-4, extra=True), None, "again")
+    assert (exchange.end, exchange.delivered) == (End.FINISHED, 12)
+    assert exchange.crossed_versions()
+
+
+def tiles(*edges: tuple[str, int, int]) -> list[Span]:
+    return [Span(*edge) for edge in edges]
+
+
+@pytest.mark.parametrize(
+    ("said", "tokens", "tiled"),
+    [
+        (tiles(("7", 0, 2), ("8", 2, 4)), 4, True),
+        (tiles(("7", 0, 2), ("8", 2, 4)), 3, False),
+        (tiles(("7", 0, 2), ("8", 2, 4)), 5, False),
+        (tiles(("7", 0, 2), ("8", 3, 4)), 4, False),
+        (tiles(("7", 0, 2), ("8", 1, 4)), 4, False),
+        (tiles(("7", 0, 3), ("8", 3, 2), ("7", 2, 4)), 4, False),
+        ([], 0, False),
+    ],
+)
+def test_stated_spans_cover_each_token_once(said: list[Span], tokens: int, tiled: bool) -> None:
+    value = raw([{"version": one.version, "start": one.start, "end": one.end} for one in said])
+    assert stated(value, tokens) == (said if tiled else None)
+
+
+@pytest.mark.parametrize(
+    ("given", "merged"),
+    [
+        (tiles(("7", 0, 2), ("7", 2, 4)), tiles(("7", 0, 4))),
+        (tiles(("7", 0, 2), ("7", 3, 4)), tiles(("7", 0, 2), ("7", 3, 4))),
+        (tiles(("7", 0, 2), ("8", 2, 2)), tiles(("7", 0, 2))),
+        (tiles(("7", 0, 0), ("8", 0, 2)), tiles(("8", 0, 2))),
+        (tiles(("7", 0, 0)), tiles(("7", 0, 0))),
+    ],
+)
+def test_merged_spans(given: list[Span], merged: list[Span]) -> None:
+    assert merge(given) == merged
