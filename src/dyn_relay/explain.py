@@ -58,6 +58,8 @@ def text(found: dict[str, Any]) -> str:
     asked = found["worker"]["url"] is not None
     lines += ["", "judged for this worker:" if asked else "no worker was asked; judged for a stock one:"]
     lines += [*known, *(f"  - {one}" for one in found["depends"])]
+    if found["lacks"]:
+        lines.append(f"  it lacks what is asked for ({found['lacks']}); while another worker has it, that one is asked")
     if found["migratable"]:
         after = f"if its worker died after {found['after']} token{'' if found['after'] == 1 else 's'}, "
         lines += ["", after + (found["instead"] or "another one would get")]

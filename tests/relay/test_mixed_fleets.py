@@ -216,6 +216,16 @@ async def test_workers_that_all_say_nothing_are_alike(autojump_clock, stream):
         assert [len(worker.generates) for worker in w.workers] == [1, 1]
 
 
+async def test_what_workers_say_is_shown(autojump_clock):
+    options = [WorkerOptions(skip_tokenizer_init=False, routed_experts=True, deterministic=False), SILENT]
+    async with world(plans=[None, None], options=options) as w:
+        listed = (await w.ask(None, "/workers", method="GET")).json()["workers"]
+        first, second = [one["traits"] for one in listed]
+        assert (first["text"], first["routed_experts"], first["deterministic"]) == (True, True, False)
+        assert (first["incremental"], first["indexer_topk"], first["sampling_defaults"]) == (False, False, {})
+        assert set(second.values()) == {None}
+
+
 @both
 async def test_bridged_requests_need_nothing(autojump_clock, stream):
     async with world(plans=[None, None], options=[BARE, TEXT], policy="round_robin") as w:

@@ -77,6 +77,8 @@ def test_a_worker_is_asked(path: Path) -> None:
     with worker("--dialect", "incremental", "--with-tokenizer") as url:
         found = json.loads(run(path, "--json", "--worker", url).output)
         assert "judged for this worker:" in run(path, "--worker", url).output
+        path.write_text(json.dumps({**BODY, "return_routed_experts": True}))
+        assert "  it lacks what is asked for (routed_experts)" in run(path, "--worker", url).output
     told = found["worker"]
     assert (told["url"], told["incremental"], told["text"]) == (url, True, True)
     assert any("as the first worker" in one or "of at least" in one for one in found["needs"])

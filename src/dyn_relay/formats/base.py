@@ -124,6 +124,8 @@ class Explanation:
     #: What is asked of the field that decides, and why; "" if the request is migratable.
     rule: str = ""
     because: str = ""
+    #: What it asks for and the worker has not said to have; "" if it has all.
+    lacks: str = ""
     #: The whole answer, if no worker would see the request (see `Rejected`).
     answer: Answer | None = None
     #: Of a request that is split: which of the answers this is about, counted from 0, and how many there are.

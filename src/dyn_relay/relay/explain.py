@@ -41,6 +41,7 @@ def described(found: Explanation, traits: Traits, worker: str | None, after: int
         "reason": found.verdict.reason,
         "rule": found.rule,
         "because": found.because,
+        "lacks": found.lacks,
         "answer": found.answer and {"status": found.answer.status, "body": found.answer.body.decode()},
         "split": None if found.index is None else {"index": found.index, "answers": found.answers},
         "worker": {"url": worker, **asdict(traits)},

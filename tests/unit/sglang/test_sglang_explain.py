@@ -204,6 +204,13 @@ def test_what_keeps_a_request_whole() -> None:
     assert found.rule == "`session_params`: with it a request for several answers is not split"
 
 
+def test_what_the_worker_lacks() -> None:
+    spelled = sampling("stop", "x")
+    assert explain(spelled, IDS).lacks == "tokenizer"
+    assert explain(spelled, STOCK).lacks == ""
+    assert explain({**PLAIN, "return_routed_experts": True}, STOCK).lacks == "routed_experts"
+
+
 def test_nothing_is_remembered() -> None:
     format = SglangFormat()
     for _ in range(2):

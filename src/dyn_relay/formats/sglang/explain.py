@@ -45,13 +45,14 @@ def explain(exchange: SglangExchange, traits: Traits, ends: Set[int], after: int
     spare = next(one for one in count() if one not in ends | request.stop_ids)
     depends = (_DEFAULTS, *_silent(exchange, traits))
     verdict = exchange.admit(traits)
+    found = Explanation(verdict, lacks=exchange.lacks(traits), prompt_tokens=exchange.prompt_tokens, depends=depends)
     if exchange.unsplit and verdict.reason == exchange.unsplit:
         rule = f"`{verdict.reason}`: with it a request for several answers is not split"
-        return Explanation(verdict, rule, _WHOLE, prompt_tokens=exchange.prompt_tokens, depends=depends)
+        return replace(found, rule=rule, because=_WHOLE)
     row = deciding(request, traits)
     if row is not None:
         rule = f"`{row.field}` ({row.where}): refused if {row.when}"
-        return Explanation(verdict, rule, row.why, prompt_tokens=exchange.prompt_tokens, depends=depends)
+        return replace(found, rule=rule, because=row.why)
     budget = request.max_new_tokens or 0
     if after > min(budget, MOST):
         limit = f"the request's {budget} tokens" if budget <= MOST else f"{MOST}, which is enough to see"
@@ -60,7 +61,7 @@ def explain(exchange: SglangExchange, traits: Traits, ends: Set[int], after: int
     exchange.head(200, _HEAD)
     if after:
         exchange.feed([_event(exchange.rid, request, traits, [spare] * after)], 0.0)
-    found = Explanation(verdict, prompt_tokens=exchange.prompt_tokens, depends=depends)
+    found = replace(found, prompt_tokens=exchange.prompt_tokens)
     try:
         if exchange.complete(0.0) is not None:
             return replace(found, instead="nothing would be left to generate: the relay would finish it")
