@@ -187,7 +187,9 @@ UNTOLD = WorkerOptions(tells_versions=False)
 async def test_an_untold_version_is_followed_by_none(autojump_clock, stream, policy):
     """The first worker did not tell what made its tokens: nobody's weights can be said to fit."""
     options = [UNTOLD, *versions("9", "default")]
-    async with world(plans=dying(survivors=2), options=options, policy="round_robin", weight_version_policy=policy) as w:
+    async with world(
+        plans=dying(survivors=2), options=options, policy="round_robin", weight_version_policy=policy
+    ) as w:
         response = await w.ask(asked(stream))
         error = response.values()[-1]["error"] if stream else response.json()
         assert (error["reason"], error["delivered"]) == ("no_fit_worker", K)

@@ -92,7 +92,9 @@ def test_a_dialect_is_asked_for_once_there_are_tokens() -> None:
 
 @pytest.mark.parametrize(("second", "resampled"), [(True, False), (False, True), (None, True)])
 @pytest.mark.parametrize("first", [True, None])
-def test_who_does_not_say_that_it_is_deterministic_is_not(first: bool | None, second: bool | None, resampled: bool) -> None:
+def test_who_does_not_say_that_it_is_deterministic_is_not(
+    first: bool | None, second: bool | None, resampled: bool
+) -> None:
     """E12."""
     exchange = opened(asking(sampling_params={"temperature": 1.0}), BARE)
     for name, deterministic in (("mine", first), ("again", second)):

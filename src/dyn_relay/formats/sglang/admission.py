@@ -132,7 +132,13 @@ TABLE: tuple[Row, ...] = (
     unreadable("body", _BODY, "not a JSON object", "the engine answers 400"),
     unreadable("stream", _TOP, "not a boolean", "the engine answers 400"),
     unreadable("return_prompt_token_ids", _TOP, "not a boolean", "the engine answers 400"),
-    Row("batch", _TOP, "several prompts, or lists of parameters", f"all or nothing: answers are interleaved; {_SPLIT}", _batch),
+    Row(
+        "batch",
+        _TOP,
+        "several prompts, or lists of parameters",
+        f"all or nothing: answers are interleaved; {_SPLIT}",
+        _batch,
+    ),
     unreadable("rid", _TOP, 'not a string, or `""`', "the attempt could not be named, nor aborted"),
     unreadable("sampling_params", _TOP, "not an object", "the engine answers 400"),
     Row(

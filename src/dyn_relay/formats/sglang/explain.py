@@ -33,7 +33,9 @@ _SILENCES: tuple[tuple[str, dict[str, None]], ...] = (
 def refused(exc: Rejected) -> Explanation:
     """Of a request that no worker sees."""
     rule = f"`{exc.reason}`: refused at once, in the engine's words"
-    return Explanation(Verdict(exc.reason), rule, "it is known to kill a stock engine, or to wedge it", exc.answer)
+    return Explanation(
+        Verdict(exc.reason), rule, "it is known to kill a stock engine, or to wedge it", answer=exc.answer
+    )
 
 
 def explain(exchange: SglangExchange, traits: Traits, ends: Set[int], after: int) -> Explanation:
