@@ -12,7 +12,7 @@ from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.wire import raw, write
 
-#: What stands for a name that is not known: a model's, or that of the next attempt, for which the relay draws a fresh one.
+#: Stands for a name that is not known: the model's, or the next attempt's, for which the relay draws a fresh one.
 NAME = "stand-in"
 #: SGLang 0.5.23 with a tokenizer, cumulative streams and no `--preferred-sampling-params`.
 STOCK = Traits(version="0.5.23", model=NAME, text=True, incremental=False, sampling_defaults={})
