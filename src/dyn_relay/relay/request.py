@@ -167,10 +167,15 @@ class LogicalRequest:
     async def _choose(self) -> Target | None:
         """A target for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
         known = False
+        introduced: set[str] = set()
         while True:
             target = await self._pick()
             if target is not None:
-                return target
+                if not self._stranger(target.worker) or target.worker.id in introduced:
+                    return target
+                introduced.add(target.worker.id)
+                await self._wait(partial(self._context.fleet.relearn, [target.worker]))
+                continue
             excluded = self._budget.excluded
             if not known and self._candidates.unfit(excluded):
                 # What is known of them may be old: weights are updated in place.
@@ -186,6 +191,10 @@ class LogicalRequest:
             if lap is None:
                 return None
             self._budget = lap
+
+    def _stranger(self, worker: Worker) -> bool:
+        """It has just joined, and was not asked yet what it is; that decides who may go on with what it begins."""
+        return self._native and not self.record.started_work and not worker.learnt and worker.traits == UNKNOWN
 
     async def _pick(self) -> Target | None:
         """One that has all that is asked for; if the fleet has none, any that may: its own answer will say so."""
