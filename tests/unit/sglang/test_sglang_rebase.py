@@ -465,6 +465,7 @@ def test_what_the_first_worker_says_late() -> None:
     """Its infos came after the request: they count, once; without them nobody is known to be like it."""
     known = Traits(model="a", sampling_defaults={}, text=False)
     exchange = cut_after_two()
+    exchange.admit(UNKNOWN)
     assert exchange.unfit(known) == "model"
     exchange.know(known)
     assert exchange.unfit(known) == ""
