@@ -207,8 +207,8 @@ async def test_what_is_not_known_to_be_the_same_does_not_go_on(autojump_clock, s
 
 
 @both
-async def test_a_worker_that_has_just_joined_is_asked_first(autojump_clock, stream):
-    """A request that is there before its infos were read waits for them: else nobody could go on with its answer."""
+async def test_what_the_first_worker_says_late_counts(autojump_clock, stream):
+    """The request was there before the infos of its worker were read; that they are read by now spoils nothing."""
     plans = [FaultPlan.in_order([(at_token(3), CLOSE)])]
     body = generate(5, stream=stream, sampling={"stream_interval": 1})
     async with world(plans=plans) as w:

@@ -210,6 +210,9 @@ class Exchange(Protocol):
     def admit(self, traits: Traits) -> Verdict:
         """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
 
+    def know(self, traits: Traits) -> None:
+        """What that worker says by now; it counts if it had said nothing when the request was judged."""
+
     def fingerprint(self) -> bytes:
         """The same for two requests that would do the same to an engine, whatever their rid."""
 

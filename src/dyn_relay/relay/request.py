@@ -80,6 +80,8 @@ class LogicalRequest:
         self._between: trio.CancelScope | None = None
         #: Since when every worker that can be asked is busy.
         self._busy_since: float | None = None
+        #: The worker that the request was judged by.
+        self._first: Worker | None = None
         #: The failure that the next token will have survived, for the metrics.
         self._surviving = ""
 
@@ -167,15 +169,13 @@ class LogicalRequest:
     async def _choose(self) -> Target | None:
         """A target for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
         known = False
-        introduced: set[str] = set()
+        if self._first is not None:
+            # Of a worker that has just joined the infos may have come after the request.
+            self._exchange.know(self._first.traits)
         while True:
             target = await self._pick()
             if target is not None:
-                if not self._stranger(target.worker) or target.worker.id in introduced:
-                    return target
-                introduced.add(target.worker.id)
-                await self._wait(partial(self._context.fleet.relearn, [target.worker]))
-                continue
+                return target
             excluded = self._budget.excluded
             if not known and self._candidates.unfit(excluded):
                 # What is known of them may be old: weights are updated in place.
@@ -191,10 +191,6 @@ class LogicalRequest:
             if lap is None:
                 return None
             self._budget = lap
-
-    def _stranger(self, worker: Worker) -> bool:
-        """It has just joined, and was not asked yet what it is; that decides who may go on with what it begins."""
-        return self._native and not self.record.started_work and not worker.learnt and worker.traits == UNKNOWN
 
     async def _pick(self) -> Target | None:
         """One that has all that is asked for; if the fleet has none, any that may: its own answer will say so."""
@@ -258,6 +254,7 @@ class LogicalRequest:
         """
         context, exchange, fleet, worker = self._context, self._exchange, self._context.fleet, target.worker
         if not self.record.started_work:
+            self._first = worker
             self._admit(worker.traits)
         record = AttemptRecord(worker.id, worker.url, self._name(), trio.current_time(), exchange.delivered)
         self.record.attempts.append(record)

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from dyn_relay.formats.base import (
+    UNKNOWN,
     Answer,
     CannotComplete,
     End,
@@ -93,6 +94,11 @@ class SglangExchange(Reader):
         if self.unsplit and self.verdict.reason in ("batch", "n"):
             self.verdict = Verdict(self.unsplit)
         return self.verdict
+
+    def know(self, traits: Traits) -> None:
+        """What the worker of attempt 0 says by now; it counts if it had said nothing."""
+        if self._traits == UNKNOWN:
+            self._traits = traits
 
     def fingerprint(self) -> bytes:
         """32 bytes; see `Request.fingerprint`."""
