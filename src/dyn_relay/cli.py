@@ -106,10 +106,9 @@ def _explain(body: str, worker: str | None, after: int, as_json: bool, config: s
 
     from dyn_relay.explain import Unanswered, run, text
 
+    path = Path("/dev/stdin" if body == "-" else body)
     try:
-        found = run(
-            Path("/dev/stdin" if body == "-" else body), worker, after, load(_given(flags), os.environ, config).config
-        )
+        found = run(path, worker, after, load(_given(flags), os.environ, config).config)
     except OSError as exc:
         raise click.UsageError(f"body: cannot read {body}: {exc.strerror}") from None
     except ValueError as exc:  # ConfigError is one

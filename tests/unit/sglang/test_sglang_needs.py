@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sglang_kit import SSE_HEAD, Engine, opened, request, sse
 
-from dyn_relay.formats.base import Traits
+from dyn_relay.formats.base import UNKNOWN, Traits
 from dyn_relay.formats.sglang.format import SglangFormat
 
 BARE = Traits(model="m", text=False, incremental=False, sampling_defaults={}, version="0.5.23", routed_experts=True)
@@ -113,3 +113,17 @@ def test_a_weight_update_does_not_make_another_model() -> None:
     assert told.model == "tokenizer"
     del infos["tokenizer_path"]
     assert SglangFormat().traits({"/model_info": json.dumps(infos).encode()}).model == "step-7"
+
+
+def test_what_the_first_worker_says_late() -> None:
+    """Its infos came after the request: they count, once; without them nobody is known to be like it."""
+    exchange = SglangFormat().open(request(asking()), "given")
+    exchange.admit(UNKNOWN)
+    sent = json.loads(exchange.dispatch(UNKNOWN, "mine", 0.0).body)
+    exchange.head(200, SSE_HEAD)
+    exchange.feed(Engine().events(sent)[:2], 1.0)
+    assert exchange.unfit(BARE) == "model"
+    exchange.know(BARE)
+    assert exchange.unfit(BARE) == ""
+    exchange.know(replace(BARE, model="b"))
+    assert exchange.unfit(BARE) == ""
