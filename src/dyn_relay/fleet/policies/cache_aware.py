@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from dyn_relay.fleet.policies.balance import Guard
 from dyn_relay.fleet.policies.base import Ask, Policy
 from dyn_relay.fleet.policies.least_loaded import LeastLoaded, burden
-from dyn_relay.fleet.policies.prefix_index import PrefixIndex, chain
+from dyn_relay.fleet.policies.prefix_index import BLOCK, PrefixIndex, chain
 from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Worker
 
+#: Tokens of a prompt that one more answer at a target is worth: further than that nobody is followed to a cache.
+TOKENS_AN_ANSWER = 256
+
 
 class CacheAware(Policy):
-    """The target that was sent most of the prompt's beginning, if that is enough and it is not overloaded.
+    """The target that was sent most of the prompt's beginning, if that is enough, and worth its load.
 
     Else by load. What engines really have cached is not known here, only what went where: one that has evicted blocks
-    is thought to have them still; only of a worker that was restarted all is forgotten. Of several that were sent equally
-    much the least loaded gets it. A prompt that nobody knows does not go to whoever has cached least: that would be the
-    one that has just come back, for everything (A10).
+    is thought to have them still; only of a worker that was restarted all is forgotten. A prompt that nobody knows does
+    not go to whoever has cached least: that would be the one that has just come back, for everything (A10). And a
+    beginning that very many prompts have does not keep them all in one place: with each answer that a target has more
+    than the idlest, its cache must save so many tokens more.
     """
 
     def __init__(self, guard: Guard, threshold: float, limit: int) -> None:
@@ -39,6 +43,7 @@ class CacheAware(Policy):
         enough = self._threshold * len(names)
         numbers = {self._number(target): target for target in candidates}
         open_ = {target.id for target in self._guard.open(candidates, ask)}
+        least = min(target.load for target in candidates)
         good = []
         for number, blocks in held.items():
             if blocks <= enough:
@@ -47,12 +52,11 @@ class CacheAware(Policy):
                 # Away, or it has just refused this: another one is to be preferred for this prompt from now on.
                 self._index.drop(names[blocks - 1], number)
             elif numbers[number].id in open_:
-                good.append((blocks, numbers[number]))
-        if good:
-            most = max(blocks for blocks, _ in good)
-            target = min((target for blocks, target in good if blocks == most), key=burden)
-        else:
-            target = self._by_load.choose(candidates, ask)
+                target = numbers[number]
+                worth = blocks * BLOCK - (target.load - least) * TOKENS_AN_ANSWER
+                if worth > 0:
+                    good.append((-worth, burden(target), target.order, target))
+        target = min(good)[-1] if good else self._by_load.choose(candidates, ask)
         self._index.add(names, self._number(target))
         return target
 
