@@ -72,12 +72,13 @@ class Engine:
         self._waiting.popleft()
         self.running += 1
         self._prefilling = True
-        reused = self._reused(prompt)
+        known = self._known(prompt)
+        reused = min(known, len(prompt) - 1)  # the last token is always computed
         self._use(prompt)
 
         def done() -> None:
             self._prefilling = False
-            self._say(prompt, reused)
+            self._say(prompt, known)
             prefilled(reused)
             pace = 1 + (self._hardware.slowdown - 1) * self.running / self._hardware.slots
             self._after(len(answer) * BLOCK * self._hardware.token_secs * pace, finish)
@@ -93,11 +94,11 @@ class Engine:
 
         self._after((len(prompt) - reused) * BLOCK / self._hardware.prefill_rate, done)
 
-    def _reused(self, prompt: Sequence[int]) -> int:
+    def _known(self, prompt: Sequence[int]) -> int:
         for at, block in enumerate(prompt):
             if block not in self._used and block not in self._idle:
                 return at
-        return max(len(prompt) - 1, 0)  # the last token is always computed
+        return len(prompt)
 
     def _use(self, blocks: Sequence[int]) -> None:
         used, idle = self._used, self._idle

@@ -17,6 +17,8 @@ from dyn_relay.http11.client import Origin
 from dyn_testkit.routing.engine import Engine, Hardware, Listener, tokens_of
 from dyn_testkit.routing.trace import BLOCK, Call
 
+#: Answers a target, on the mean; of an idle fleet it says nothing that one has three times as many.
+BUSY = 4
 #: What a policy wants to hear of caches; None if it wants nothing.
 Listening = Callable[[Policy], Listener | None]
 
@@ -30,7 +32,7 @@ class Result:
     #: Tokens of prompts, and of these the ones that were not computed again.
     prompt_tokens: int = 0
     reused_tokens: int = 0
-    #: At each choice: the most answers that a target had, less the least; and the most over the mean.
+    #: At each choice: the most answers that a target had, less the least; and the most over a mean of `BUSY` or more.
     spreads: list[int] = field(default_factory=list)
     peaks: list[float] = field(default_factory=list)
     #: Seconds from a request to its first token; and of the whole.
@@ -137,4 +139,5 @@ class _Run:
         most = max(loads)
         self._result.shares[chosen.id] += 1
         self._result.spreads.append(most - min(loads))
-        self._result.peaks.append(most * len(loads) / sum(loads))
+        if sum(loads) >= BUSY * len(loads):
+            self._result.peaks.append(most * len(loads) / sum(loads))

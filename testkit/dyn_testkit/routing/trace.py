@@ -10,8 +10,8 @@ A trace is a file of JSON lines, gzipped if its name ends in `.gz`. The first is
 | `key` | what its client calls the session, or "" |
 | `prompt`, `answer` | blocks of `block` tokens, as runs: `[[7, 3], [40, 2]]` is 7, 8, 9, 40, 41 |
 
-A block's number stands for its tokens *and all before them*, as engines' hashes do: two prompts that begin with the
-same numbers begin with the same tokens. An answer's blocks come after its prompt's, and may be a part of a later prompt.
+A block's number stands for its tokens *and all before them*, as engines' hashes do: prompts that begin with the same
+numbers begin with the same tokens. An answer's blocks come after its prompt's, and may be a part of a later prompt.
 """
 
 from __future__ import annotations
@@ -85,7 +85,4 @@ def _runs(rows: list[list[int]]) -> Runs:
 
 
 def _opened(path: Path, mode: str) -> IO[str]:
-    if path.suffix != ".gz":
-        return cast("IO[str]", path.open(mode))
-    # No time in the file: the same trace makes the same bytes.
-    return cast("IO[str]", gzip.open(path, mode) if mode == "rt" else gzip.open(path, mode, compresslevel=9))
+    return cast("IO[str]", gzip.open(path, mode) if path.suffix == ".gz" else path.open(mode))
