@@ -77,6 +77,15 @@ async def test_the_rank_is_chosen_anew_after_a_death(autojump_clock, stream):
         assert ranks(w.workers[1], "data_parallel_rank") == ["none"]
 
 
+async def test_not_even_where_there_is_one_of_that_number(autojump_clock):
+    """On another worker the number means nothing: the policy chooses."""
+    plan = FaultPlan.in_order([(at_token(3), KILL_WORKER)])
+    async with world(plans=[plan, None], options=FOUR, dp_aware=True, policy="round_robin") as w:
+        await w.ask(generate(routed_dp_rank=3))
+        assert [ranks(worker) for worker in w.workers] == [[3], [0]]
+        plan.verify()
+
+
 @BOTH
 @pytest.mark.parametrize("field", ["routed_dp_rank", "data_parallel_rank"])
 async def test_a_rank_that_is_asked_for(autojump_clock, stream, field):

@@ -19,8 +19,10 @@ from dyn_testkit.routing.trace import BLOCK, Call
 
 #: Answers a target, on the mean; of an idle fleet it says nothing that one has three times as many.
 BUSY = 4
-#: What a policy wants to hear of caches; None if it wants nothing.
-Listening = Callable[[Policy], Listener | None]
+#: What of a policy hears of caches.
+Listening = Callable[[Policy], Listener]
+#: By the policy's name; the others hear nothing.
+LISTENING: dict[str, Listening] = {}
 
 
 @dataclass(slots=True)
@@ -61,13 +63,13 @@ def replay(
     hardware: Hardware = Hardware(),  # noqa: B008 -- frozen
     config: Config | None = None,
     seed: int = 1,
-    listening: Listening = lambda policy: None,
+    listening: Listening | None = None,
 ) -> Result:
     """Run it to its end. `policy`: a name of the catalog; `config`: whose options count for it.
 
-    `listening` gives what hears the engines' cache events.
+    `listening` gives what hears the engines' cache events, if it is not as in `LISTENING`.
     """
-    return _Run(calls, policy, engines, hardware, config or Config(), seed, listening).run()
+    return _Run(calls, policy, engines, hardware, config or Config(), seed, listening or LISTENING.get(policy)).run()
 
 
 class _Run:
@@ -79,14 +81,14 @@ class _Run:
         hardware: Hardware,
         config: Config,
         seed: int,
-        listening: Listening,
+        listening: Listening | None,
     ) -> None:
         self._calls = calls
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._policy = POLICIES[policy](config, random.Random(seed), lambda: self._now)
-        listener = listening(self._policy)
+        listener = listening(self._policy) if listening else None
         workers = [
             Worker(id=f"w{n}", number=n, origin=Origin.parse(f"http://engine-{n}:30000"), since=0.0)
             for n in range(1, engines + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from array import array
 from collections import Counter
 
@@ -10,6 +11,7 @@ import pytest
 
 from dyn_relay.config import Config
 from dyn_relay.fleet.policies.base import Ask, Policy
+from dyn_relay.fleet.policies.cache_aware import CacheAware
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.fleet.policies.consistent_hashing import MOVED
 from dyn_relay.fleet.policies.pins import IDLE, Pins
@@ -57,9 +59,9 @@ def prompt(number: int, blocks: int = 8) -> array[int]:
     return array("I", range(number * 100_000, number * 100_000 + blocks * BLOCK))
 
 
-def ask(policy: str, name: object, **more: object) -> Ask:
+def ask(policy: str, name: object, blocks: int = 8, **more: object) -> Ask:
     """For one session, which is known by its key, and by its prompt."""
-    ids = prompt(hash(name) % 1000)
+    ids = prompt(zlib.crc32(str(name).encode()) % 10_000, blocks)
     return Ask(key=str(name), prefix=lambda: ids, **more)  # type: ignore[arg-type]
 
 
@@ -108,11 +110,21 @@ def test_even_those_of_one_session_spread(policy: str) -> None:
     """A9: 32 samples of one prompt, under one key, which a survivor has: its cache is not worth a crowd."""
     candidates, chooser = targets(0, 32, 32, 32), make(policy)
     left = candidates[1:]
-    chooser.choose(left, ask(policy, "s"))
+    chooser.choose(left, ask(policy, "s", 800))
     for _ in range(32):
-        hold(chooser.choose(left, ask(policy, "s", resumed=True)))
+        hold(chooser.choose(left, ask(policy, "s", 800, resumed=True)))
     loads = [target.load for target in left]
     assert max(loads) - min(loads) <= 2
+
+
+@pytest.mark.parametrize("policy", AFFINITY)
+def test_a_resumed_answer_that_has_lost_its_home_goes_by_load(policy: str) -> None:
+    """Not to the next in its row, nor to who is merely not above the mean."""
+    chooser = make(policy)
+    home, *left = targets(0, 10, 11, 15)
+    for name in range(200):
+        if chooser.choose([home, *left], ask(policy, name)) is home:
+            assert chooser.choose(left, ask(policy, name, resumed=True)) is left[0]
 
 
 @pytest.mark.parametrize("policy", ["consistent_hashing", "cache_aware"])
@@ -121,7 +133,7 @@ def test_an_overloaded_worker_gets_nothing_more_by_affinity(policy: str) -> None
     candidates = targets(0, 0, 0, 0)
     chooser = make(policy, balance_abs_threshold=8, balance_rel_threshold=1.5)
     for _ in range(200):
-        hold(chooser.choose(candidates, ask(policy, "hot")))
+        hold(chooser.choose(candidates, ask(policy, "hot", 800)))
     loads = sorted(target.load for target in candidates)
     assert loads[-1] <= 1.5 * 50 + 1
     assert loads[1] >= 40, "others help"
@@ -312,11 +324,17 @@ def test_a_restarted_worker_does_not_attract_everything() -> None:
 
 def test_what_a_restarted_worker_had_is_gone() -> None:
     chooser = make("cache_aware")
+    assert isinstance(chooser, CacheAware)
     a, b = candidates = targets(0, 0)
     home = sent(chooser, candidates, prompt(1))
     chooser.forget(home.worker)
     hold(home)
     assert sent(chooser, candidates, prompt(1)) is (b if home is a else a)
+    for _ in range(1000):
+        sent(chooser, candidates, prompt(1))
+        chooser.forget(a.worker)
+        chooser.forget(b.worker)
+    assert chooser._index._live == 0, "numbers of what is forgotten are free"
 
 
 def test_a_beginning_that_all_share_does_not_keep_all_in_one_place() -> None:

@@ -72,11 +72,17 @@ def test_numbers_are_given_again_once_nothing_can_have_them() -> None:
     """Workers that restart for years do not widen the sets for ever; and nobody inherits a cache."""
     index = PrefixIndex(BYTES_A_BLOCK * 40)
     given_ = []
+    cold = names([8, 8])
+    gone = index.number()
+    index.add(cold, gone)
+    index.forget(gone)
     for round_ in range(200):
         number = index.number()
         given_.append(number)
-        chained = names([round_ % 7, 1, 2])
+        chained = names([7, 1, 2])
         assert number not in index.match(chained)
+        assert number not in index.match(cold)
+        index.drop(cold[0], number)
         index.add(chained, number)
         index.add(names([1000 + round_, 5]), number)
         assert index.match(chained)[number] == 3
