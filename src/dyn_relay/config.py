@@ -28,7 +28,7 @@ SERVER, WORKERS, MIGRATION, HEALTH, LIMITS, KEYS, OBSERVE = (
     "Observation",
 )
 
-Policy = Literal["least_loaded", "round_robin", "random", "power_of_two"]
+Policy = Literal["least_loaded", "round_robin", "random", "power_of_two", "consistent_hashing", "cache_aware", "manual"]
 OnAbort = Literal["relay", "resume"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -65,6 +65,12 @@ def _are_urls(value: object) -> None:
 
     for url in cast("tuple[str, ...]", value):
         Origin.parse(url)
+
+
+def _are_names(value: object) -> None:
+    for name in cast("tuple[str, ...]", value):
+        if not all(character.isascii() and (character.isalnum() or character in "-_.") for character in name):
+            raise ValueError(f"{name!r} is no header's name")
 
 
 def _option(
@@ -111,6 +117,35 @@ class Config:
         verify=_are_urls,
     )
     policy: Policy = _option(WORKERS, "least_loaded", "Which worker gets the next attempt.")
+    request_id_headers: tuple[str, ...] = _option(
+        WORKERS,
+        (),
+        "For consistent_hashing and manual: headers whose value names a request's session if it has no "
+        "X-SMG-Routing-Key. The first one that is there counts.",
+        verify=_are_names,
+    )
+    balance_abs_threshold: int = _option(
+        WORKERS,
+        64,
+        "No affinity leads to a worker that has more answers than the mean by this, and by --balance-rel-threshold.",
+        minimum=0,
+    )
+    balance_rel_threshold: float = _option(
+        WORKERS, 1.5, "As --balance-abs-threshold, times the mean; both must be exceeded.", minimum=1
+    )
+    cache_threshold: float = _option(
+        WORKERS,
+        0.3,
+        "Share of a prompt that a worker must have for cache_aware to send it there.",
+        minimum=0,
+        maximum=1,
+    )
+    cache_index_bytes: int = _option(
+        WORKERS, 268435456, "Memory for what cache_aware remembers of prompts, about.", minimum=1048576
+    )
+    dp_aware: bool = _option(
+        WORKERS, False, "Choose among the data-parallel ranks of workers, and name the rank in each request."
+    )
     format: Literal["sglang"] = _option(WORKERS, "sglang", "The wire format that the workers speak.")
     upstream_pool_idle_timeout_secs: float = _option(
         WORKERS, 3.0, "How long an idle connection to a worker is kept. Stay below the engine's own 5 s.", minimum=0
@@ -331,7 +366,7 @@ def _read_list(raw: object) -> object:
 
 
 _BOOL = Kind("true or false", "", _read_bool)
-_LIST = Kind("a list of strings", "URL ...", _read_list)
+_LIST = Kind("a list of strings", "TEXT ...", _read_list)
 _TEXT = Kind("a string", "TEXT", _read_text)
 _KINDS: dict[object, Kind] = {
     str: _TEXT,

@@ -116,6 +116,10 @@ def _describe(worker: Worker) -> dict[str, object]:
         "model_id": traits.model,
         "version": traits.version,
         "weight_version": traits.weight_version,
+        "targets": [
+            {"id": one.id, "dp_rank": one.rank, "load": one.load, "in_flight": one.in_flight, "tokens": one.tokens}
+            for one in worker.targets
+        ],
     }
 
 

@@ -104,6 +104,8 @@ class Examiner:
         if traits != worker.traits:
             log.info("worker described", worker=worker.id, version=traits.version, weights=traits.weight_version)
         worker.traits = traits
+        if self.config.dp_aware:
+            worker.divide(traits.dp_size or 1)
         worker.learnt = True
 
     async def lives(self, worker: Worker) -> bool:

@@ -254,6 +254,8 @@ class Fleet:
 
     def _choose(self, workers: Sequence[Worker], exclude: Collection[str], ask: Ask) -> Target | None:
         targets = [target for worker in workers for target in worker.targets if target.id not in exclude]
+        if ask.rank is not None:
+            targets = [target for target in targets if target.rank == ask.rank] or targets
         if not targets:
             return None
         if self._clock() - self._recounted >= RECOUNT:

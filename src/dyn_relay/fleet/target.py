@@ -43,6 +43,11 @@ class Target:
         return self.worker.id if self.rank is None else f"{self.worker.id}@{self.rank}"
 
     @property
+    def url(self) -> str:
+        """Where it is, as other proxies know it, too: the worker's URL, with `@3` for its rank 3."""
+        return self.worker.url if self.rank is None else f"{self.worker.url}@{self.rank}"
+
+    @property
     def order(self) -> tuple[int, int]:
         """Targets in the order of joining, a worker's ranks one after the other."""
         return self.worker.number, self.rank or 0

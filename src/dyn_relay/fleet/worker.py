@@ -100,11 +100,15 @@ class Worker:
     def __post_init__(self) -> None:
         self.targets = [Target(self)]
 
-    def divide(self, ranks: int) -> None:
-        """Make each of its data-parallel ranks a target of its own; of what is live there nothing is lost."""
-        if [target.rank for target in self.targets] != list(range(ranks)):
+    def divide(self, count: int) -> None:
+        """Make each of its data-parallel ranks a target of its own; of what is live there nothing is lost.
+
+        One rank is no rank: then the worker is the target.
+        """
+        ranks = list(range(count)) if count > 1 else [None]
+        if [target.rank for target in self.targets] != ranks:
             self._former = [target for target in (*self._former, *self.targets) if target.in_flight]
-            self.targets = [Target(self, rank) for rank in range(ranks)]
+            self.targets = [Target(self, rank) for rank in ranks]
 
     def recount(self) -> None:
         """Bring `tokens` up to date."""

@@ -111,6 +111,8 @@ class Traits:
     #: It gives rows to replay to those who ask: of its experts, of its indexer.
     routed_experts: bool | None = None
     indexer_topk: bool | None = None
+    #: Its data-parallel ranks, numbered from 0; each has a cache and a queue of its own.
+    dp_size: int | None = None
 
 
 UNKNOWN = Traits()
@@ -178,6 +180,12 @@ class Exchange(Protocol):
     streaming: bool
     #: Answers that it asks for: a worker's load by it.
     generations: int
+    #: The data-parallel rank that the client asks for; -1 for what can be none, None if any will do.
+    pinned: int | None
+    #: What its client calls the session that it belongs to; "" if nothing.
+    session: str
+    #: Engines share cached prefixes only between requests for which this is the same (adapters, salts).
+    cache_space: bytes
     #: What `admit` said; an answer may show later that no continuation can be exact, and then it changes.
     verdict: Verdict
     #: Tokens of the prompt; 0 where unknown.
@@ -208,6 +216,12 @@ class Exchange(Protocol):
     def fingerprint(self) -> bytes:
         """The same for two requests that would do the same to an engine, whatever their rid."""
 
+    def prefix(self) -> Sequence[int] | str | None:
+        """Prompt and delivered tokens, or the prompt's text while its ids are not known; of a batch, its first prompt.
+
+        None if neither is known.
+        """
+
     def lacks(self, traits: Traits) -> str:
         """What the request asks for and a worker with these traits has not said to have; "" if it has all.
 
@@ -221,7 +235,8 @@ class Exchange(Protocol):
         """Begin the next attempt, under the name `rid`; the first gives the client's request, later ones continuations.
 
         `rid` is the exchange's own for attempt 0, unless aborts would take that for another live one. A request that is
-        not migratable keeps the client's body, and so its rid. `rank`: the data-parallel rank that is to take it.
+        not migratable keeps the client's body, and so its rid. `rank`: the data-parallel rank that is to take it, which
+        the request then names; None: the first attempt names what its client does, later ones none.
 
         Not to be called once `complete` has given bytes.
         """

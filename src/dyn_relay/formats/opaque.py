@@ -22,6 +22,9 @@ class OpaqueExchange:
 
     #: Nobody can name it, so nobody can abort it but by leaving.
     rid = ""
+    pinned: int | None = None
+    session = ""
+    cache_space = b""
     named = False
     answering = False
     question: Outbound | None = None
@@ -36,6 +39,9 @@ class OpaqueExchange:
 
     def fingerprint(self) -> bytes:
         return b""
+
+    def prefix(self) -> Sequence[int] | str | None:
+        return None
 
     def lacks(self, traits: Traits) -> str:
         return ""

@@ -47,15 +47,20 @@ class Attempt:
         exchange: Exchange,
         downstream: Downstream,
         target: Target,
+        rank: int | None,
         rid: str,
         on_token: Callable[[], None],
         *,
         reuse: bool,
         again: bool = False,
     ) -> None:
-        """`reuse`: an idle connection may be used, which can be stale. `again`: the one before this one was."""
+        """`rank`: the one that the request is to name, if any.
+
+        `reuse`: an idle connection may be used, which can be stale. `again`: the one before this one was.
+        """
         self.worker = target.worker
         self._target = target
+        self._rank = rank
         self.rid = rid
         self._reuse = reuse and not again
         self._again = again
@@ -110,7 +115,7 @@ class Attempt:
             # connection's age, the worker died with the request in its hands.
             return self._failure(Kind.CUT, Phase.SENT, str(exc))
         try:
-            outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time(), self._target.rank)
+            outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time(), self._rank)
             return await self._converse(upstream, outbound, headers)
         except BaseException:
             upstream.discard()

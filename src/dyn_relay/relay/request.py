@@ -9,12 +9,12 @@ from typing import TypeVar
 import trio
 
 from dyn_relay.fleet.poison import Finding, NotYet, SuspectedPoison, Trial
-from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import UNKNOWN, CannotComplete, Exchange, Traits
 from dyn_relay.http11.headers import Headers
 from dyn_relay.net import ConnectionBroken
+from dyn_relay.relay.affinity import asking, key_of
 from dyn_relay.relay.attempt import Attempt
 from dyn_relay.relay.budget import AttemptBudget, limited, too_long
 from dyn_relay.relay.candidates import Candidates
@@ -66,6 +66,7 @@ class LogicalRequest:
         self._context = context
         self._exchange = exchange
         self._headers = headers
+        self._key = key_of(headers, exchange, context.config)
         self._native = native
         self._safe = safe
         self._downstream = downstream
@@ -196,7 +197,7 @@ class LogicalRequest:
 
     async def _pick_from(self, accept: Callable[[Worker], bool]) -> Target | None:
         fleet, exchange, excluded = self._context.fleet, self._exchange, self._budget.excluded
-        asked = Ask(exchange.generations, resumed=exchange.delivered > 0)
+        asked = asking(exchange, self._key, first=not self._budget.history)
         if self._proven or not fleet.wary:
             return fleet.pick(excluded, accept, asked)
         while True:
@@ -262,7 +263,7 @@ class LogicalRequest:
                 self._survived(record.resumed_from)
 
             attempt = self._current = Attempt(
-                *(context, exchange, self._downstream, target, record.rid, on_token),
+                *(context, exchange, self._downstream, target, self._candidates.rank(target), record.rid, on_token),
                 reuse=self._repeatable,
                 again=again,
             )

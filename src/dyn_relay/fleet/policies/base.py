@@ -29,6 +29,10 @@ class Ask:
     key: str = ""
     #: Prompt and delivered tokens, read only by policies that look at them; None if not known.
     prefix: Callable[[], Prefix | None] = _unknown
+    #: Prefixes are shared only between requests for which this is the same.
+    cache_space: bytes = b""
+    #: The data-parallel rank that its client asks for, if any; who has none such is asked only if all have none.
+    rank: int | None = None
 
 
 class Policy(ABC):

@@ -17,7 +17,7 @@ from dyn_relay.formats.base import (
     Traits,
     Verdict,
 )
-from dyn_relay.formats.sglang import continuation, errors, fold
+from dyn_relay.formats.sglang import affinity, continuation, errors, fold
 from dyn_relay.formats.sglang.account import UNREADABLE
 from dyn_relay.formats.sglang.admission import judge
 from dyn_relay.formats.sglang.answer import RECOMPUTED
@@ -63,6 +63,9 @@ class SglangExchange(Reader):
         self.prompt_tokens = request.prompt_tokens
         self._needs = needs_of(request)
         self.generations = asked(request).generations
+        self.pinned = affinity.pinned(request)
+        self.session = affinity.session(request)
+        self.cache_space = affinity.cache_space(request)
         #: Of a request for several answers that was to be split: the field because of which it was not.
         self.unsplit = ""
         #: Those of the worker that attempt 0 was admitted for.
@@ -91,6 +94,10 @@ class SglangExchange(Reader):
     def fingerprint(self) -> bytes:
         """32 bytes; see `Request.fingerprint`."""
         return self._request.fingerprint()
+
+    def prefix(self) -> Sequence[int] | str | None:
+        """Prompt and delivered tokens, as far as they are known."""
+        return affinity.prefix(self._request, self._ledger.ids)
 
     def lacks(self, traits: Traits) -> str:
         """What the request asks for and a worker with these traits has not said to have; "" if it has all."""
@@ -138,16 +145,18 @@ class SglangExchange(Reader):
             before, ids = request.last_ids(CONTEXT), self._ledger.ids
             attempt.seam = Seam(request, before, ids, self._ledger.told, deltas=traits.incremental is True)
         self._begin(attempt)
+        if number == 0 and rank == self.pinned:
+            rank = None  # the client's own body says so
         self._as_is = not self.verdict.migratable
         if self._as_is:
-            return Outbound(request.method, PATH, request.body, request.content_type)
+            return Outbound(request.method, PATH, continuation.whole(request, traits, rank), request.content_type)
         if self._owed_finish:
             self._take = self._take_rows
-            body = continuation.rows_alone(request, rid, self._ledger.ids)
+            body = continuation.rows_alone(request, traits, rid, self._ledger.ids, rank)
         elif number == 0:
-            body = continuation.first(request, traits, rid)
+            body = continuation.first(request, traits, rid, rank)
         else:
-            body = continuation.later(request, traits, rid, self._ledger.ids)
+            body = continuation.later(request, traits, rid, self._ledger.ids, rank)
         return Outbound(request.method, PATH, body)
 
     def stall_allowance(self) -> float:

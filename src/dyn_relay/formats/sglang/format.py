@@ -25,6 +25,8 @@ _infos = msgspec.json.Decoder(dict[str, object])
 
 #: Token ids are int64 in the engine.
 _ID_LIMIT = 2**63
+#: More data-parallel ranks than any engine has.
+_MOST_RANKS = 4096
 
 
 class SglangFormat:
@@ -91,6 +93,7 @@ class SglangFormat:
             deterministic=_boolean(merged.get("enable_deterministic_inference")),
             routed_experts=_boolean(merged.get("enable_return_routed_experts")),
             indexer_topk=_boolean(merged.get("enable_return_indexer_topk")),
+            dp_size=_ranks(merged.get("dp_size")),
         )
         for name in ("eos_token_id", "eos_token_ids"):
             told = merged.get(name)
@@ -163,6 +166,11 @@ def _defaults(infos: dict[str, object]) -> dict[str, object] | None:
     if isinstance(value, str):
         value = _object(value.encode())
     return value if isinstance(value, dict) else {}
+
+
+def _ranks(value: object) -> int | None:
+    count = _integer(value)
+    return count if count is not None and 0 < count <= _MOST_RANKS else None
 
 
 def _string(value: object) -> str | None:
