@@ -75,7 +75,7 @@ def _is_name_and_port(value: object) -> None:
         return
     from dyn_relay.http11.origin import Origin  # late, as above
 
-    if not str(value).rpartition(":")[2].isdecimal():
+    if not re.fullmatch(r"[^/]+:[0-9]+", str(value)):
         raise ValueError("must be NAME:PORT")
     Origin.parse(f"http://{value}")
 

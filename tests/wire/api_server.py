@@ -10,11 +10,14 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import trio
 
+#: What a configuration has of its user.
+TOKEN = "{token: secret}"
 JSON = "content-type: application/json\r\n"
 
 
@@ -100,6 +103,20 @@ async def api_server() -> AsyncIterator[ApiServer]:
         nursery.start_soon(trio.serve_listeners, server.serve, [listener])
         yield server
         nursery.cancel_scope.cancel()
+
+
+def kubeconfig(path: Path, server: str, user: str = TOKEN) -> Path:
+    """A configuration of kubectl's for this server."""
+    path.write_text(
+        f"""apiVersion: v1
+kind: Config
+current-context: test
+contexts: [{{name: test, context: {{cluster: test, user: test}}}}]
+clusters: [{{name: test, cluster: {{server: "{server}"}}}}]
+users: [{{name: test, user: {user}}}]
+"""
+    )
+    return path
 
 
 def pod(

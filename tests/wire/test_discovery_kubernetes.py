@@ -7,36 +7,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 import trio
-from api_server import ApiServer, Watch, api_server, bookmark, line, pod, pods, status
+from api_server import TOKEN, ApiServer, Watch, api_server, bookmark, kubeconfig, line, pod, pods, status
 
 from dyn_relay.fleet.discovery import kubernetes
 from dyn_relay.fleet.discovery.base import SourceError
 from dyn_relay.fleet.discovery.kubernetes import Pods
 
-TOKEN = "{token: secret}"
 A, B, C = "10.0.0.1", "10.0.0.2", "10.0.0.3"
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     monkeypatch.setattr(kubernetes, "BETWEEN", 0.0)
-
-
-def kubeconfig(path: Path, server: str, user: str = TOKEN) -> Path:
-    path.write_text(
-        f"""apiVersion: v1
-kind: Config
-current-context: test
-contexts: [{{name: test, context: {{cluster: test, user: test}}}}]
-clusters: [{{name: test, cluster: {{server: "{server}"}}}}]
-users: [{{name: test, user: {user}}}]
-"""
-    )
-    return path
 
 
 class Reports:

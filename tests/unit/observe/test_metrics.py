@@ -113,6 +113,15 @@ def test_workers_are_read_at_the_scrape() -> None:
     assert page["attempts_in_flight", ()] == 1
 
 
+def test_sources_of_workers_are_read_at_the_scrape() -> None:
+    metrics = Metrics()
+    metrics.watch_discovery(lambda: [("static", True, 2), ("dns", False, 7)])
+    page = read(metrics)
+    assert page["discovery_up", (("source", "static"),)] == 1
+    assert page["discovery_up", (("source", "dns"),)] == 0
+    assert page["discovery_workers", (("source", "dns"),)] == 7
+
+
 async def test_loop_lag_shows_the_worst_of_late(mock_clock: trio.testing.MockClock) -> None:
     """B5: our own loop may be the outage."""
     metrics = Metrics()
