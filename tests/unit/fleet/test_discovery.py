@@ -68,8 +68,8 @@ def urls(fleet: Fleet) -> list[str]:
 async def test_who_is_named_joins_and_who_is_not_leaves(autojump_clock):
     source = Scripted()
     async with followed(source) as (fleet, discovery):
-        await source.say(A, B)
-        assert urls(fleet) == [A, B]
+        await source.say(B, A)
+        assert urls(fleet) == [B, A]
         assert [worker.named_by for worker in fleet.workers] == [{"file"}, {"file"}]
         await source.say(B, C)
         assert urls(fleet) == [B, C]
@@ -202,6 +202,21 @@ async def test_a_removal_by_hand_is_final_for_a_draining_worker(autojump_clock):
             fleet.remove(A)
             await source.say()
             assert fleet.workers == (a,)
+        assert fleet.workers == ()
+
+
+async def test_who_was_removed_by_hand_is_no_longer_kept_by_hand(autojump_clock):
+    source = Scripted()
+    async with followed(source) as (fleet, _):
+        a = fleet.add(A)
+        await source.say(A)
+        with claim(fleet, a):
+            fleet.remove(A)
+            await source.say()
+            await source.say(A)
+            assert (a.state, a.named_by) == (State.STARTING, {"file"})
+            await source.say()
+            assert a.state is State.DRAINING
         assert fleet.workers == ()
 
 

@@ -48,7 +48,8 @@ class _Followed:
 
     def __init__(self, source: Source, fleet: Fleet) -> None:
         self.source = source
-        self.named: frozenset[Origin] = frozenset()
+        #: In the source's order, which is that of joining.
+        self.named: dict[Origin, None] = {}
         self.up = False
         #: It has answered or failed once.
         self.heard = trio.Event()
@@ -69,12 +70,14 @@ class _Followed:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _take(self, origins: Iterable[Origin]) -> None:
-        before, self.named = self.named, frozenset(origins)
+        before, self.named = self.named, dict.fromkeys(origins)
         # Those that join come first, so that a fleet which is exchanged is never empty.
-        for origin in sorted(self.named - before, key=str):
-            self._fleet.add(str(origin), by=self.source.name)
-        for origin in sorted(before - self.named, key=str):
-            self._fleet.withdraw(str(origin), by=self.source.name)
+        for origin in self.named:
+            if origin not in before:
+                self._fleet.add(str(origin), by=self.source.name)
+        for origin in before:
+            if origin not in self.named:
+                self._fleet.withdraw(str(origin), by=self.source.name)
         if self._cause:
             log.info("discovery works again", source=self.source.name, workers=len(self.named))
         self.up, self._pause, self._cause = True, PAUSE, ""

@@ -11,7 +11,7 @@ and the proxy's own probes judge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 import httpx2
 import msgspec
@@ -108,7 +108,7 @@ class Pods:
         self._path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
         self._selector = ",".join(selector)
         self._port = port
-        self._used: Collection[str] = frozenset()
+        self._used: list[str] = []
 
     async def run(self, report: Report) -> None:
         async with _client() as client:
@@ -172,8 +172,8 @@ class Pods:
         return version
 
     def _origins(self, pods: dict[str, Pod]) -> list[Origin]:
-        ready = {uid for uid, pod in pods.items() if pod.ready}
-        self._used = ready or {uid for uid in self._used if uid in pods and pods[uid].runs}
+        ready = [uid for uid, pod in pods.items() if pod.ready]
+        self._used = ready or [uid for uid in self._used if uid in pods and pods[uid].runs]
         return [Origin(pods[uid].status.address, self._port) for uid in self._used]
 
 
@@ -218,7 +218,7 @@ def _apply(line: bytes, pods: dict[str, Pod]) -> str:
     pod = msgspec.json.decode(event.object, type=Pod)
     if event.type == "DELETED":
         pods.pop(pod.metadata.uid, None)
-    elif event.type != "BOOKMARK":
+    else:  # a bookmark is a pod of nothing but a version, and no worker
         pods[pod.metadata.uid] = pod
     return pod.metadata.resource_version
 
