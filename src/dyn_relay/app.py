@@ -14,6 +14,8 @@ import trio
 from dyn_relay.config import Config
 from dyn_relay.control.endpoints import Endpoints
 from dyn_relay.control.routes import Door
+from dyn_relay.fleet.discovery import catalog as discovery
+from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.formats import catalog
 from dyn_relay.http11.client import Pool
@@ -62,6 +64,8 @@ class App:
             on_poison=lambda event: self.metrics.poison_total(event).inc(),
         )
         self.metrics.watch_fleet(self._samples)
+        self.discovery = Discovery(self.fleet, discovery.sources(config))
+        self.metrics.watch_discovery(self.discovery.samples)
         self.live = LiveRequests(rng)
 
     async def serve(
@@ -71,15 +75,13 @@ class App:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serve on `listener` until `draining` is set and the last request has ended; then both are closed."""
-        config = self.config
-        for url in config.worker_urls:
-            self.fleet.add(url)
         async with trio.open_nursery() as background:
             await background.start(self.fleet.run)
+            await background.start(self.discovery.run)
             try:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
-                    door = Door(config, Endpoints(self.fleet, relay, self.metrics, self.draining), relay)
+                    door = Door(self.config, Endpoints(self.fleet, relay, self.metrics, self.draining), relay)
                     task_status.started()
                     await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
                     # The last requests may have left workers that still have to be told.

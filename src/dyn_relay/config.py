@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import math
+import re
 import tomllib
 import typing
 from collections.abc import Callable, Mapping
@@ -18,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-SERVER, WORKERS, MIGRATION, HEALTH, LIMITS, KEYS, OBSERVE = (
+SERVER, WORKERS, DISCOVERY, MIGRATION, HEALTH, LIMITS, KEYS, OBSERVE = (
     "Server",
     "Workers",
+    "Discovery",
     "Migration",
     "Health",
     "Timeouts and limits",
@@ -73,6 +76,32 @@ def _are_names(value: object) -> None:
             raise ValueError(f"{name!r} is no header's name")
 
 
+def _is_name_and_port(value: object) -> None:
+    if value is None:
+        return
+    from dyn_relay.http11.origin import Origin  # late, as above
+
+    if not re.fullmatch(r"[^/]+:[0-9]+", str(value)):
+        raise ValueError("must be NAME:PORT")
+    Origin.parse(f"http://{value}")
+
+
+def _is_namespace(value: object) -> None:
+    if value is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", str(value)):
+        raise ValueError("must be the name of a namespace: lower-case letters, digits and hyphens")
+
+
+def _are_labels(value: object) -> None:
+    for label in cast("tuple[str, ...]", value):
+        if not re.fullmatch(r"([\w.-]+/)?[\w.-]+=[\w.-]*", label, re.ASCII):
+            raise ValueError(f"{label!r}: must be KEY=VALUE, a label of the pods")
+
+
+def _can_ask_kubernetes(value: object) -> None:
+    if value and importlib.util.find_spec("lightkube") is None:
+        raise ValueError("needs an extra: pip install 'dyn-relay[kubernetes]'")
+
+
 def _option(
     section: str,
     default: object,
@@ -83,9 +112,10 @@ def _option(
     env: str = "",
     secret: bool = False,
     verify: Callable[[object], None] | None = None,
+    metavar: str = "",
 ) -> Any:
     rules: dict[str, object] = {"section": section, "help": text, "minimum": minimum, "maximum": maximum}
-    rules |= {"env": env, "secret": secret, "verify": _is_key if secret else verify}
+    rules |= {"env": env, "metavar": metavar, "secret": secret, "verify": _is_key if secret else verify}
     return dataclasses.field(default=default, repr=not secret, metadata=rules)
 
 
@@ -152,6 +182,36 @@ class Config:
     )
     forward_authorization: bool = _option(
         WORKERS, False, "Pass the client's Authorization header on to workers (then no worker key is sent)."
+    )
+
+    discovery_file: str | None = _option(
+        DISCOVERY, None, "Follow the worker URLs in this file, one a line, as it changes.", metavar="PATH"
+    )
+    discovery_dns: str | None = _option(
+        DISCOVERY,
+        None,
+        "Follow the addresses of this name; each is a worker that listens on the port.",
+        verify=_is_name_and_port,
+        metavar="NAME:PORT",
+    )
+    discovery_interval_secs: float = _option(
+        DISCOVERY, 5.0, "Pause between two looks at the file or the name.", minimum=0.001
+    )
+    service_discovery: bool = _option(
+        DISCOVERY, False, "Follow the ready pods of Kubernetes that --selector finds.", verify=_can_ask_kubernetes
+    )
+    selector: tuple[str, ...] = _option(
+        DISCOVERY,
+        (),
+        "Labels that the pods carry, all of them, e.g. app=sglang role=engine.",
+        verify=_are_labels,
+        metavar="KEY=VALUE ...",
+    )
+    service_discovery_namespace: str | None = _option(
+        DISCOVERY, None, "Only pods of this namespace; unset = of all.", verify=_is_namespace
+    )
+    service_discovery_port: int = _option(
+        DISCOVERY, 80, "Port that the engines in the pods listen on.", minimum=1, maximum=65535
     )
 
     migration_limit: int = _option(
@@ -247,6 +307,10 @@ class Config:
     def __post_init__(self) -> None:
         for option in OPTIONS:
             option.check(getattr(self, option.name), f"{type(self).__name__}()")
+        if self.service_discovery and not self.selector:
+            raise ConfigError("service_discovery: needs a selector, or every pod of the cluster would be a worker")
+        if self.selector and not self.service_discovery:
+            raise ConfigError("selector: finds nobody without service_discovery")
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +337,8 @@ class Option:
     env: str
     secret: bool
     verify: Callable[[object], None] | None
+    #: How its value is called in the help, if not by its kind.
+    metavar: str
 
     @property
     def flag(self) -> str:

@@ -107,6 +107,7 @@ def _describe(worker: Worker) -> dict[str, object]:
     return {
         "id": worker.id,
         "url": worker.url,
+        "named_by": sorted(worker.named_by),
         "is_healthy": worker.state is State.READY,
         "state": worker.state.value,
         "cause": worker.cause,

@@ -1,7 +1,7 @@
 """The fleet: who is in it, how they are, and who gets the next attempt.
 
 For the relay: `choose_now` (or `pick`), `lease`, `trial`, `report` and `ask`; `poison.py` tells the order. For control:
-`add`, `remove`, `workers`, `get`.
+`add`, `remove`, `workers`, `get`. For discovery: `add` and `withdraw`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ RECOUNT = 1.0
 #: At most this share of the workers tries suspects at a time; the others serve the rest undisturbed.
 QUARANTINE_SHARE = 0.5
 
+
+#: Who names a worker that was added over the control endpoints.
+HAND = "hand"
 
 #: An attempt of which nothing is known.
 ANY = Ask()
@@ -100,16 +103,20 @@ class Fleet:
             return None
         return next((worker for worker in self._workers.values() if worker.origin == origin), None)
 
-    def add(self, url: str) -> Worker:
-        """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL."""
+    def add(self, url: str, by: str = HAND) -> Worker:
+        """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL.
+
+        `by`: who names it. It stays as long as anybody does.
+        """
         origin = Origin.parse(url)
         worker = self.get(url)
         if worker is not None:
+            worker.named_by.add(by)
             if worker.apply(Signal.REJOIN, "", self._clock()):
                 self._watches[worker.id].alarm()
             return worker
         self._joined += 1
-        worker = Worker(id=f"w{self._joined}", number=self._joined, origin=origin, since=self._clock())
+        worker = Worker(id=f"w{self._joined}", number=self._joined, origin=origin, since=self._clock(), named_by={by})
         self._workers[worker.id] = worker
         watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._changed)
         log.info("worker joined", worker=worker.id, url=worker.url)
@@ -126,11 +133,20 @@ class Fleet:
         worker = self.get(id_or_url)
         if worker is None:
             raise KeyError(id_or_url)
+        worker.named_by.clear()
         worker.apply(Signal.DRAIN, "", self._clock())
         if not drain or worker.in_flight == 0:
             self._forget(worker)
         self._changed()
         return worker
+
+    def withdraw(self, url: str, by: str) -> None:
+        """One that named a worker names it no more: it leaves, as with `remove`, if nobody else does."""
+        worker = self.get(url)
+        if worker is not None and by in worker.named_by:
+            worker.named_by.remove(by)
+            if not worker.named_by:
+                self.remove(worker.id)
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Probe everybody until cancelled."""

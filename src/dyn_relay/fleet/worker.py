@@ -78,6 +78,8 @@ class Worker:
     number: int
     origin: Origin
     since: float
+    #: The sources of discovery that name it, and "hand" if an operator does.
+    named_by: set[str] = field(default_factory=set)
     state: State = State.STARTING
     #: Why it is in this state, for people.
     cause: str = "joined"

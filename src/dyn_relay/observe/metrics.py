@@ -40,6 +40,9 @@ class EndedAttempt(Protocol):
 #: (worker id, state, live attempts)
 WorkerSample = tuple[str, str, int]
 
+#: (source of discovery, whether its last answer is a good one, workers that it names)
+SourceSample = tuple[str, bool, int]
+
 _TTFT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _INTER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 120.0)
 
@@ -104,6 +107,7 @@ class Metrics(Collector):
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         self._fleet: Callable[[], Iterable[WorkerSample]] = tuple
+        self._sources: Callable[[], Iterable[SourceSample]] = tuple
 
         def gauge(name: str, text: str) -> prometheus_client.Gauge:
             return prometheus_client.Gauge(f"dyn_relay_{name}", text, registry=registry)
@@ -164,8 +168,23 @@ class Metrics(Collector):
         """Ask `samples` for the workers at each scrape; nothing is counted in between."""
         self._fleet = samples
 
+    def watch_discovery(self, samples: Callable[[], Iterable[SourceSample]]) -> None:
+        """Ask `samples` for the sources of workers at each scrape."""
+        self._sources = samples
+
     def collect(self) -> Iterator[Metric]:
-        """For the registry: the workers."""
+        """For the registry: the workers, and where they come from."""
+        up = GaugeMetricFamily(
+            "dyn_relay_discovery_up", "1 if the source's last answer is a good one, else 0.", labels=["source"]
+        )
+        named = GaugeMetricFamily(
+            "dyn_relay_discovery_workers", "Workers in the source's last good answer.", labels=["source"]
+        )
+        for source, well, workers in self._sources():
+            up.add_metric([source], well)
+            named.add_metric([source], workers)
+        yield up
+        yield named
         state = GaugeMetricFamily("dyn_relay_worker_state", "1 for the worker's state.", labels=["worker", "state"])
         load = GaugeMetricFamily("dyn_relay_worker_in_flight", "Attempts at the worker now.", labels=["worker"])
         samples = list(self._fleet())
