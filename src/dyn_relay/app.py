@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import time
@@ -26,7 +27,9 @@ from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.orders import ORDER_TIMEOUT
+from dyn_relay.relay.queue import Queue
 from dyn_relay.relay.service import Relay
+from dyn_relay.relay.turnstile import Turnstile
 from dyn_relay.sockets import open_network
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("app")
@@ -63,6 +66,9 @@ class App:
         )
         self.metrics.watch_fleet(self._samples)
         self.live = LiveRequests(rng)
+        self._queue = Queue(config, self.metrics)
+        self._permits = Turnstile(self._retry_limit)
+        self.metrics.retry_queue_depth.set_function(lambda: self._permits.waiting)
 
     async def serve(
         self,
@@ -102,7 +108,13 @@ class App:
             rng=self._rng,
             wall=self._wall,
             chores=Chores(chores),
+            queue=self._queue,
+            permits=self._permits,
         )
+
+    def _retry_limit(self) -> float:
+        """Continuations that may wait for their first token at a time."""
+        return self.config.retry_permits * max(1, self.fleet.ready) or math.inf
 
     def _limits(self) -> Limits:
         return Limits(max_body=self.config.max_payload_size, idle_timeout=self.config.keep_alive_timeout_secs)

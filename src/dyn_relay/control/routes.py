@@ -12,6 +12,7 @@ from dyn_relay.formats.base import Answer
 from dyn_relay.http11.errors import error_body
 from dyn_relay.http11.headers import Headers
 from dyn_relay.http11.server import Request, ServerConnection
+from dyn_relay.relay.queue import GENERATING
 from dyn_relay.relay.service import METHOD_NOT_ALLOWED, Relay
 
 Handler = Callable[[Endpoints, Request, str], Answer]
@@ -75,7 +76,7 @@ class Door:
         if request.method == "TRACE":
             return METHOD_NOT_ALLOWED
         plain = canonical(request.path)
-        known = plain in ROUTES or plain in ADMIN or plain in self._relay.paths
+        known = plain in ROUTES or plain in ADMIN or plain in GENERATING or plain in self._relay.paths
         if known and plain != (request.path.rstrip("/") or "/"):
             return Answer(400, error_body(400, f"the path is {plain} in disguise"))
         return None

@@ -90,6 +90,11 @@ class Fleet:
         """Everybody but the draining ones."""
         return tuple(worker for worker in self._workers.values() if worker.state is not State.DRAINING)
 
+    @property
+    def ready(self) -> int:
+        """How many can be asked at once."""
+        return sum(worker.state in TIERS[0] for worker in self._workers.values())
+
     def get(self, id_or_url: str) -> Worker | None:
         """A worker by id or URL."""
         if id_or_url in self._workers:
