@@ -6,8 +6,11 @@ import math
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import structlog
 import trio
@@ -15,6 +18,8 @@ import trio
 from dyn_relay.config import Config
 from dyn_relay.control.endpoints import Endpoints
 from dyn_relay.control.routes import Door
+from dyn_relay.control.siblings import Siblings
+from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.formats import catalog
 from dyn_relay.http11.client import Pool
@@ -38,8 +43,17 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("app")
 class App:
     """One proxy on one network. `draining` makes `serve` refuse new connections, and return once all is answered."""
 
-    def __init__(self, config: Config, network: Network, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        config: Config,
+        network: Network,
+        wall: Callable[[], float] = time.time,
+        siblings: Siblings | None = None,
+    ) -> None:
+        """`siblings`: the other processes, if it is one of several."""
         self.config = config
+        self._siblings = siblings
+        self._pages = Pages(siblings.directory, siblings.number, siblings.count) if siblings else None
         self.draining = trio.Event()
         self.metrics = Metrics()
         self._network = network
@@ -65,7 +79,7 @@ class App:
             on_poison=lambda event: self.metrics.poison_total(event).inc(),
         )
         self.metrics.watch_fleet(self._samples)
-        self.live = LiveRequests(rng)
+        self.live = LiveRequests(rng, alone=config.processes == 1)
         self._queue = Queue(config, self.metrics)
         self._permits = Turnstile(self._retry_limit)
         self.metrics.retry_queue_depth.set_function(lambda: self._permits.waiting)
@@ -77,15 +91,21 @@ class App:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serve on `listener` until `draining` is set and the last request has ended; then both are closed."""
-        config = self.config
-        for url in config.worker_urls:
+        config, siblings = self.config, self._siblings
+        # From here on the others' requests wait until they are served, so that no change of the fleet is missed.
+        inner = await siblings.listen() if siblings else None
+        told = await siblings.workers() if siblings and siblings.replacement else None
+        for url in config.worker_urls if told is None else told:
             self.fleet.add(url)
         async with trio.open_nursery() as background:
             await background.start(self.fleet.run)
             try:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
-                    door = Door(config, Endpoints(self.fleet, relay, self.metrics, self.draining), relay)
+                    endpoints = Endpoints(self.fleet, relay, self.metrics, self.draining, self._pages)
+                    door = Door(config, endpoints, relay, siblings)
+                    if inner is not None:
+                        background.start_soon(_answer_siblings, inner, door)
                     task_status.started()
                     await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
                     # The last requests may have left workers that still have to be told.
@@ -93,6 +113,8 @@ class App:
             finally:
                 listener.close()
                 self._pool.close()
+                if siblings is not None:
+                    siblings.close()
             background.cancel_scope.cancel()
 
     def _context(self, trace: TraceFile | None, chores: trio.Nursery) -> Context:
@@ -123,45 +145,111 @@ class App:
         return [(worker.id, worker.state.value, worker.in_flight) for worker in self.fleet.workers]
 
 
+async def _answer_siblings(listener: Listener, door: Door) -> None:
+    """Until the end: also what drains has metrics, and requests that can be aborted."""
+    try:
+        await serve(listener, door.inner, Limits(), draining=trio.Event(), on_error=_report)
+    finally:
+        listener.close()
+
+
 def _report(exc: Exception) -> None:
     log.error("a request failed because of a defect of the proxy", exc_info=exc)
 
 
-async def run(config: Config) -> int:
-    """Serve on real sockets until SIGTERM or SIGINT; returns the exit code.
+class Orders(Protocol):
+    """When to stop."""
 
-    The first signal drains: nothing new is accepted, live requests go on for the grace period. The second ends them.
-    """
-    logs.setup(config.log_level, config.log_json)
+    async def drain(self) -> None:
+        """Return when nothing new is to be accepted; live requests go on for the grace period."""
+
+    async def end(self) -> None:
+        """Return when these, too, are to end."""
+
+
+class SignalOrders:
+    """The first signal drains, the second ends."""
+
+    def __init__(self, signals: AsyncIterator[int]) -> None:
+        self._signals = signals
+
+    async def drain(self) -> None:
+        """A first signal."""
+        await anext(self._signals)
+
+    async def end(self) -> None:
+        """A second one."""
+        await anext(self._signals)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What one of several processes of a proxy is given by their supervisor."""
+
+    number: int
+    #: For the private sockets and pages of all.
+    directory: Path
+    #: It takes the place of one that has died.
+    replacement: bool
+    orders: Orders
+    #: Called once it listens.
+    listening: Callable[[], object]
+
+
+async def run(config: Config, seat: Seat | None = None) -> int:
+    """Serve on real sockets until told to stop: by SIGTERM or SIGINT, or from its `seat`. Returns the exit code."""
+    logs.setup(config.log_level, config.log_json, process=seat.number if seat else None)
     async with open_network() as network:
         try:
             with TraceFile(config.trace_file) if config.trace_file else nullcontext() as trace:
-                listener = await network.listen(config.host, config.port)
-                host = f"[{listener.host}]" if ":" in listener.host else listener.host
-                print(f"listening on http://{host}:{listener.port}", flush=True)
-                return await _serve_until_told(App(config, network), listener, trace)
+                listener = await network.listen(config.host, config.port, shared=seat is not None)
+                if seat is None:
+                    print(f"listening on {location(listener.host, listener.port)}", flush=True)
+                    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                        return await _serve_until_told(App(config, network), listener, trace, SignalOrders(signals))
+                others = Siblings(
+                    network.unix(seat.directory),
+                    seat.number,
+                    config.processes,
+                    seat.directory,
+                    replacement=seat.replacement,
+                )
+                app = App(config, network, siblings=others)
+                return await _serve_until_told(app, listener, trace, seat.orders, seat.listening)
         except OSError as exc:
             log.error("cannot start", error=str(exc))
             return 1
 
 
-async def _serve_until_told(app: App, listener: Listener, trace: TraceFile | None) -> int:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with trio.open_nursery() as nursery:
+def location(host: str, port: int) -> str:
+    """The URL of an address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-            async def obey() -> None:
-                await anext(signals)
-                grace = app.config.shutdown_grace_period_secs
-                log.info("draining", live=len(app.live), grace=grace)
-                app.draining.set()
-                with trio.move_on_after(grace):
-                    await anext(signals)
-                log.warning("ending live requests", live=len(app.live))
-                nursery.cancel_scope.cancel()
 
-            nursery.start_soon(obey)
-            nursery.start_soon(watch_loop_lag, app.metrics)
-            await app.serve(listener, trace)
+async def _serve_until_told(
+    app: App,
+    listener: Listener,
+    trace: TraceFile | None,
+    orders: Orders,
+    listening: Callable[[], object] = lambda: None,
+) -> int:
+    async with trio.open_nursery() as nursery:
+
+        async def obey() -> None:
+            await orders.drain()
+            grace = app.config.shutdown_grace_period_secs
+            log.info("draining", live=len(app.live), grace=grace)
+            app.draining.set()
+            with trio.move_on_after(grace):
+                await orders.end()
+            log.warning("ending live requests", live=len(app.live))
             nursery.cancel_scope.cancel()
-            return 0
+
+        nursery.start_soon(obey)
+        nursery.start_soon(watch_loop_lag, app.metrics)
+        async with trio.open_nursery() as serving:
+            await serving.start(app.serve, listener, trace)
+            listening()
+        nursery.cancel_scope.cancel()
+        return 0
     return 1

@@ -91,6 +91,9 @@ class Config:
     port: int = _option(
         SERVER, 30000, "Port to listen on; 0 lets the system choose, and it is printed.", minimum=0, maximum=65535
     )
+    processes: int = _option(
+        SERVER, 1, "How many processes serve the port, each with a view of the fleet of its own.", minimum=1, maximum=64
+    )
     keep_alive_timeout_secs: float = _option(
         SERVER, 90.0, "How long an idle client connection is kept open.", minimum=0
     )

@@ -216,9 +216,7 @@ async def test_a_token_ends_the_deadline(autojump_clock):
         FaultPlan.in_order([(at_token(5), KILL_WORKER)]),
         None,
     ]
-    async with world(
-        plans=plans, policy="round_robin", options=WorkerOptions(tick=20), migration_timeout_secs=30
-    ) as w:
+    async with world(plans=plans, policy="round_robin", options=WorkerOptions(tick=20), migration_timeout_secs=30) as w:
         response = await w.ask(generate(12))
         assert judged(response, generate(12), ORACLE) == []
 

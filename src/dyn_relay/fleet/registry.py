@@ -6,6 +6,7 @@ For the relay: `choose_now` (or `pick`), `lease`, `trial`, `report` and `ask`; `
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -114,7 +115,7 @@ class Fleet:
                 self._watches[worker.id].alarm()
             return worker
         self._joined += 1
-        worker = Worker(id=f"w{self._joined}", number=self._joined, origin=origin, since=self._clock())
+        worker = Worker(id=self._name(origin), number=self._joined, origin=origin, since=self._clock())
         self._workers[worker.id] = worker
         watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._changed)
         log.info("worker joined", worker=worker.id, url=worker.url)
@@ -252,6 +253,12 @@ class Fleet:
                 nursery.start_soon(watch.relearn)
 
     # -- inside
+
+    def _name(self, origin: Origin) -> str:
+        """Its id: w1, w2, ...; where several processes must agree without asking each other, made of its URL."""
+        if self.config.processes == 1:
+            return f"w{self._joined}"
+        return f"w{hashlib.sha256(str(origin).encode()).hexdigest()[:10]}"
 
     def _changed(self) -> None:
         """Who waits for `changed` may be able to go on."""

@@ -150,20 +150,23 @@ class Relay:
             self._context.metrics.requests_in_flight.dec()
             self._context.live.remove(request)
 
-    def abort(self, rid: str, *, everything: bool) -> None:
-        """Abort what stock SGLang would abort: the rids that begin with `rid`, or everything.
+    def abort(self, rid: str, *, everything: bool) -> int:
+        """Abort what stock SGLang would abort: the rids that begin with `rid`, or everything; says how many there were.
 
-        Live requests are followed to their current worker; nothing of them is resumed. A rid that is not live here may
-        be known to a worker (a chat completion's): then every worker is told, in the client's words.
+        Live requests are followed to their current worker; nothing of them is resumed.
         """
-        context = self._context
-        requests = list(context.live) if everything else context.live.matching(rid)
+        live = self._context.live
+        requests = list(live) if everything else live.matching(rid)
         for request in requests:
             request.abort()
-        if everything or not requests:
-            order = context.format.abort_all() if everything else context.format.abort(rid)
-            for worker in context.fleet.workers:
-                context.chores.start(partial(tell, context, worker, order))
+        return len(requests)
+
+    def tell_workers(self, rid: str, *, everything: bool) -> None:
+        """Abort what is not live here, but may be known to a worker (a chat completion), in the client's words."""
+        context = self._context
+        order = context.format.abort_all() if everything else context.format.abort(rid)
+        for worker in context.fleet.workers:
+            context.chores.start(partial(tell, context, worker, order))
 
 
 async def _answer(connection: ServerConnection, answer: Answer, extra: Headers | None = None) -> None:
