@@ -204,8 +204,8 @@ async def run(config: Config, seat: Seat | None = None) -> int:
             with TraceFile(config.trace_file) if config.trace_file else nullcontext() as trace:
                 listener = await network.listen(config.host, config.port, shared=seat is not None)
                 if seat is None:
-                    print(f"listening on {location(listener.host, listener.port)}", flush=True)
                     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                        print(f"listening on {location(listener.host, listener.port)}", flush=True)
                         return await _serve_until_told(App(config, network), listener, trace, SignalOrders(signals))
                 others = Siblings(
                     network.unix(seat.directory),

@@ -39,7 +39,8 @@ STABLE = 10.0
 HOPELESS = 5
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-DRAIN, END = b"d", b"e"
+#: What is written to a child: the first time it drains, the second time it ends.
+_ORDER = b"."
 
 
 class PipeOrders:
@@ -202,7 +203,7 @@ class Supervisor:
         self._due.clear()
         for child in self._children.values():
             try:
-                os.write(child.orders, DRAIN if self._told == 1 else END)
+                os.write(child.orders, _ORDER)
             except BrokenPipeError:
                 pass  # it has just died
 

@@ -222,6 +222,7 @@ async def test_a_split_batch_counts_once(autojump_clock, stream):
         assert w.metric("dyn_relay_queue_depth") == 1
         await clients.all("late")
         assert judged_whole(whole["answer"], body, ORACLE) == []
+        assert w.metric("dyn_relay_queue_wait_seconds_count") == 2
         await w.quiet()
         ends = [row["time"] + row["duration"] for row in w.rows if row["bundle"]]
         [late] = [row for row in w.rows if row["rid"] == "late"]
@@ -238,6 +239,7 @@ async def test_a_split_batch_that_is_turned_away(autojump_clock):
         response = await w.ask(several(3, rid="job", stream=False))
         assert (response.status, response.json()["reason"]) == (429, "queue_full")
         assert response.header("retry-after") == "1"
+        assert w.metric('dyn_relay_queue_refusals_total{reason="queue_full"}') == 1
         plan.release()
         await clients.all("a")
         assert len(w.workers[0].generates) == 1

@@ -194,6 +194,7 @@ async def test_rids_that_could_be_related_across_processes_get_names_of_their_ow
         for rid, response in answers.items():
             assert judged(response, generate(60, rid=rid), ORACLE) == []
         assert workers[0].aborts
+        assert not {order["rid"] for order in workers[0].aborts} & {"job-1", "job-10"}
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,8 @@ class Door:
         if self._siblings is None:
             return merge(self._endpoints, request, [own])
         method = "GET" if request.method == "HEAD" else request.method
-        kept = [pair for pair in request.headers if pair[0] == b"content-type"]
-        heard = await self._siblings.ask(method, request.target.decode(), kept, request.body)
+        target = f"{request.path}?{request.query}" if request.query else request.path
+        heard = await self._siblings.ask(method, target, request.body)
         answer = merge(self._endpoints, request, [own, *heard.answers])
         if not heard.silent:
             return answer

@@ -16,7 +16,7 @@ import trio
 from dyn_relay.fleet.worker import State
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.client import BadResponse, Origin, Pool, fetch
-from dyn_relay.http11.headers import Headers, get
+from dyn_relay.http11.headers import get
 from dyn_relay.net import ConnectFailed, ConnectionBroken, Listener, Network
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("siblings")
@@ -57,14 +57,14 @@ class Siblings:
         """Close all idle connections to them."""
         self._pool.close()
 
-    async def ask(self, method: str, target: str, headers: Headers, body: bytes) -> Heard:
+    async def ask(self, method: str, target: str, body: bytes) -> Heard:
         """Ask all of them the same, at once."""
         answers: dict[int, Answer] = {}
         silent: list[int] = []
 
         async def ask(other: int) -> None:
             try:
-                answers[other] = await self._ask(other, method, target, headers, body)
+                answers[other] = await self._ask(other, method, target, body)
             except ConnectFailed:
                 pass
             except (ConnectionBroken, BadResponse, trio.TooSlowError) as exc:
@@ -80,7 +80,7 @@ class Siblings:
         """URLs of the workers that another process uses, of the first that tells; None if none does."""
         for other in self._others:
             try:
-                answer = await self._ask(other, "GET", "/workers", [], b"")
+                answer = await self._ask(other, "GET", "/workers", b"")
                 found = msgspec.json.decode(answer.body, type=_Workers).workers
             except (ConnectFailed, ConnectionBroken, BadResponse, trio.TooSlowError, msgspec.MsgspecError) as exc:
                 log.warning("a process does not tell its workers", asked=other, error=repr(exc))
@@ -88,16 +88,9 @@ class Siblings:
             return [worker.url for worker in found if worker.state != State.DRAINING]
         return None
 
-    async def _ask(self, other: int, method: str, target: str, headers: Headers, body: bytes) -> Answer:
-        response = await fetch(
-            self._pool,
-            Origin.parse(f"http://{_name(other)}:{_PORT}"),
-            method,
-            target,
-            headers=headers,
-            body=body,
-            timeout=PATIENCE,
-        )
+    async def _ask(self, other: int, method: str, target: str, body: bytes) -> Answer:
+        origin = Origin.parse(f"http://{_name(other)}:{_PORT}")
+        response = await fetch(self._pool, origin, method, target, body=body, timeout=PATIENCE)
         kind = get(response.headers, b"content-type") or b""
         return Answer(response.status, response.body, kind, response.headers)
 

@@ -67,7 +67,7 @@ class Queue:
         return None
 
     async def admit(self, place: Place | None) -> None:
-        """Return when the turn of the place has come. Raises `Crowded`."""
+        """Return when the turn of the place has come; None is turned away. Raises `Crowded`."""
         limits = f"{self._config.max_concurrent_requests} requests are being served"
         if place is None:
             raise self._crowded(429, "queue_full", f"{limits}, and {self._config.queue_size} wait already")
@@ -76,10 +76,15 @@ class Queue:
         if not place.turn.is_set():
             waited = f"{self._config.queue_timeout_secs:g} s in the queue were not enough"
             raise self._crowded(503, "queue_timeout", f"{limits}, and {waited}")
-        self._metrics.queue_wait_seconds.observe(trio.current_time() - place.joined)
+
+    def told(self, refusal: Crowded | None, waited: float) -> None:
+        """A request was turned away, or let in, after so many seconds."""
+        if refusal is not None:
+            self._metrics.queue_refusals_total(refusal.reason).inc()
+        else:
+            self._metrics.queue_wait_seconds.observe(waited)
 
     def _crowded(self, status: int, reason: str, message: str) -> Crowded:
-        self._metrics.queue_refusals_total(reason).inc()
         # It takes that long at least, as the first in the queue knows.
         return Crowded(status, reason, message, max(1, math.ceil(self._turnstile.patience)))
 
@@ -87,15 +92,28 @@ class Queue:
 class Entry:
     """One client request's way in, shared by the answers that it is split into: `with entry: await entry.wait()`."""
 
-    __slots__ = ("_place", "_queue")
+    __slots__ = ("_place", "_queue", "_since", "_told")
 
     def __init__(self, queue: Queue, place: Place | None) -> None:
         self._queue = queue
         self._place = place
+        self._since = trio.current_time()
+        self._told = False
 
     async def wait(self) -> None:
         """Return when the request may be served. Raises `Crowded`."""
-        await self._queue.admit(self._place)
+        try:
+            await self._queue.admit(self._place)
+        except Crowded as exc:
+            self._tell(exc)
+            raise
+        self._tell(None)
+
+    def _tell(self, refusal: Crowded | None) -> None:
+        """For the metrics: once, however many answers wait."""
+        if not self._told:
+            self._told = True
+            self._queue.told(refusal, trio.current_time() - self._since)
 
     def __enter__(self) -> Entry:
         return self

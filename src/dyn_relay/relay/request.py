@@ -157,6 +157,7 @@ class LogicalRequest:
                     self._leave()
                     self.record.step(Step.CUT)
                     failure = await self._try(target, again=True)
+                self._recovery.release()
                 if failure is None:
                     assert self._last is not None
                     return await self._ending.finish(self._last)
@@ -300,7 +301,6 @@ class LogicalRequest:
                 failure = await attempt.run(self._headers)
                 record.cause, record.detail = (failure.kind.value, failure.words) if failure else (None, "")
             finally:
-                self._recovery.release()
                 self._close(attempt, record)
             if failure is None:
                 trial.token()  # an answer that shows no tokens (opaque) clears as well
