@@ -6,7 +6,7 @@ import math
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +92,8 @@ class App:
     ) -> None:
         """Serve on `listener` until `draining` is set and the last request has ended; then both are closed."""
         config, siblings = self.config, self._siblings
-        # From here on the others' requests wait until they are served, so that no change of the fleet is missed.
-        inner = await siblings.listen() if siblings else None
-        told = await siblings.workers() if siblings and siblings.replacement else None
-        for url in config.worker_urls if told is None else told:
-            self.fleet.add(url)
+        if siblings is None or not siblings.replacement:
+            self._use(config.worker_urls)
         async with trio.open_nursery() as background:
             await background.start(self.fleet.run)
             try:
@@ -104,8 +101,12 @@ class App:
                     relay = Relay(self._context(trace, chores))
                     endpoints = Endpoints(self.fleet, relay, self.metrics, self.draining, self._pages)
                     door = Door(config, endpoints, relay, siblings)
-                    if inner is not None:
-                        background.start_soon(_answer_siblings, inner, door)
+                    if siblings is not None:
+                        background.start_soon(_answer_siblings, await siblings.listen(), door)
+                        if siblings.replacement:
+                            told = await siblings.workers()
+                            self._use(config.worker_urls if told is None else told)
+                        door.settled.set()
                     task_status.started()
                     await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
                     # The last requests may have left workers that still have to be told.
@@ -116,6 +117,10 @@ class App:
                 if siblings is not None:
                     siblings.close()
             background.cancel_scope.cancel()
+
+    def _use(self, urls: Iterable[str]) -> None:
+        for url in urls:
+            self.fleet.add(url)
 
     def _context(self, trace: TraceFile | None, chores: trio.Nursery) -> Context:
         return Context(

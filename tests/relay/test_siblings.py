@@ -177,6 +177,57 @@ async def test_a_replacement_asks_what_it_was_never_told(autojump_clock, tmp_pat
         assert {worker.url for worker in replaced.app.fleet.workers} == known
 
 
+async def test_a_replacement_waits_for_those_that_are_slow(autojump_clock, tmp_path):
+    """What it begins with is what they use, not what the configuration said; a change meanwhile is not missed."""
+    async with processes(tmp_path) as (relays, workers, start, network):
+        gone, stays = (relays[0].app.fleet.get(worker.url).id for worker in workers)
+        await relays[0].ask(None, f"/workers/{gone}", method="DELETE")
+        relays[2].app.draining.set()
+        await until(lambda: ("process-2", 1) not in network.listening)
+        await trio.sleep(30)
+        for number in (0, 1):
+            network.deafen((f"process-{number}", 1))
+        async with trio.open_nursery() as nursery:
+            replaced = []
+
+            async def replace():
+                replaced.append(await start(2, replacement=True))
+
+            nursery.start_soon(replace)
+            await until(lambda: ("process-2", 1) in network.listening)
+            await trio.sleep(2.5)
+            assert not replaced
+            # It is not settled: it does not answer in time, which is told, and does it in time of its own.
+            response = await relays[0].ask({"url": "http://new:1"}, "/workers")
+            assert response.status == 504
+            for number in (0, 1):
+                network.hear((f"process-{number}", 1))
+        urls = {worker.url for worker in replaced[0].app.fleet.workers}
+        assert urls == {"http://new:1", workers[1].url}
+        assert stays in {worker.id for worker in replaced[0].app.fleet.workers}
+
+
+async def test_if_all_are_new_the_configuration_holds(autojump_clock, tmp_path):
+    """Two replacements ask each other, and neither knows."""
+    async with processes(tmp_path, count=2) as (relays, workers, start, network):
+        await relays[0].ask({"url": "http://new:1"}, "/workers")
+        for relay in relays:
+            relay.app.draining.set()
+        await until(lambda: not any(host.startswith("process") for host, _ in network.listening))
+        replaced = []
+
+        async def replace(number):
+            replaced.append(await start(number, replacement=True))
+
+        asked = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(replace, 0)
+            nursery.start_soon(replace, 1)
+        assert trio.current_time() - asked < 2
+        for relay in replaced:
+            assert [worker.url for worker in relay.app.fleet.workers] == [worker.url for worker in workers]
+
+
 async def test_rids_that_could_be_related_across_processes_get_names_of_their_own(autojump_clock, tmp_path):
     """C3: `job-1` is lost at one process, and aborted at its worker, where `job-10` of another one lives."""
     plan = FaultPlan.of(Fault(at_token(5), RESET, lambda seen: seen.index == 1))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+import trio
+
 from dyn_relay.config import Config
 from dyn_relay.control import together
 from dyn_relay.control.auth import ADMIN, canonical, refusal
@@ -71,6 +73,8 @@ class Door:
         self._endpoints = endpoints
         self._relay = relay
         self._siblings = siblings
+        #: This process knows its workers.
+        self.settled = trio.Event()
 
     async def __call__(self, connection: ServerConnection, request: Request) -> None:
         """A `http11.server.Handler`."""
@@ -94,7 +98,15 @@ class Door:
         await connection.respond(answer.status, headers, answer.body)
 
     async def inner(self, connection: ServerConnection, request: Request) -> None:
-        """A `http11.server.Handler` for the other processes of this proxy: it answers for this one alone."""
+        """A `http11.server.Handler` for the other processes of this proxy: it answers for this one alone.
+
+        Until it is `settled` it knows nothing, and what is to be done waits.
+        """
+        if not self.settled.is_set():
+            if request.method == "GET":
+                await connection.respond(503, [], b"")
+                return
+            await self.settled.wait()
         path, name = _split(request.path)
         answer, _ = self._own(ROUTES.get(path, _SERVER), request, name)
         await connection.respond(answer.status, [(b"content-type", answer.content_type), *answer.headers], answer.body)

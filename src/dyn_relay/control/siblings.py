@@ -23,6 +23,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("siblings")
 
 #: Seconds that one may take to answer, from memory.
 PATIENCE = 1.0
+#: So often a replacement asks those that do not answer.
+ROUNDS = 10
 #: Sockets have names; the port is there because origins have one.
 _PORT = 1
 
@@ -77,15 +79,16 @@ class Siblings:
         return Heard([answers[other] for other in sorted(answers)], sorted(silent))
 
     async def workers(self) -> list[str] | None:
-        """URLs of the workers that another process uses, of the first that tells; None if none does."""
-        for other in self._others:
-            try:
-                answer = await self._ask(other, "GET", "/workers", b"")
-                found = msgspec.json.decode(answer.body, type=_Workers).workers
-            except (ConnectFailed, ConnectionBroken, BadResponse, trio.TooSlowError, msgspec.MsgspecError) as exc:
-                log.warning("a process does not tell its workers", asked=other, error=repr(exc))
-                continue
-            return [worker.url for worker in found if worker.state != State.DRAINING]
+        """URLs of the workers that the others use; None if none of them knows, since all have been replaced."""
+        for _ in range(ROUNDS):
+            heard = await self.ask("GET", "/workers", b"")
+            for answer in heard.answers:
+                if answer.status == 200:
+                    found = msgspec.json.decode(answer.body, type=_Workers).workers
+                    return [worker.url for worker in found if worker.state != State.DRAINING]
+            if not heard.silent:
+                return None
+        log.error("no process tells its workers; those of the configuration are used")
         return None
 
     async def _ask(self, other: int, method: str, target: str, body: bytes) -> Answer:

@@ -55,7 +55,8 @@ def counted(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) -
     """One page of metrics."""
     if endpoints.pages is None:
         return answers[0]
-    living = {(get(answer.headers, PROCESS_HEADER) or b"").decode(): answer.body for answer in answers}
+    pages = [answer for answer in answers if answer.status == 200]
+    living = {(get(answer.headers, PROCESS_HEADER) or b"").decode(): answer.body for answer in pages}
     return Answer(200, endpoints.pages.total(living), CONTENT_TYPE.encode())
 
 
