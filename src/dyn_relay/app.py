@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import replace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import structlog
 import trio
@@ -14,6 +19,8 @@ import trio
 from dyn_relay.config import Config
 from dyn_relay.control.endpoints import Endpoints
 from dyn_relay.control.routes import Door
+from dyn_relay.control.siblings import Siblings
+from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.discovery import catalog as discovery
 from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
@@ -28,7 +35,9 @@ from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.orders import ORDER_TIMEOUT
+from dyn_relay.relay.queue import Queue
 from dyn_relay.relay.service import Relay
+from dyn_relay.relay.turnstile import Turnstile
 from dyn_relay.sockets import open_network
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("app")
@@ -37,8 +46,17 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("app")
 class App:
     """One proxy on one network. `draining` makes `serve` refuse new connections, and return once all is answered."""
 
-    def __init__(self, config: Config, network: Network, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        config: Config,
+        network: Network,
+        wall: Callable[[], float] = time.time,
+        siblings: Siblings | None = None,
+    ) -> None:
+        """`siblings`: the other processes, if it is one of several."""
         self.config = config
+        self._siblings = siblings
+        self._pages = Pages(siblings.directory, siblings.number, siblings.count) if siblings else None
         self.draining = trio.Event()
         self.metrics = Metrics()
         self._network = network
@@ -64,9 +82,14 @@ class App:
             on_poison=lambda event: self.metrics.poison_total(event).inc(),
         )
         self.metrics.watch_fleet(self._samples)
-        self.discovery = Discovery(self.fleet, discovery.sources(config))
+        # A replacement asks the others which of the configured workers are still used.
+        known = replace(config, worker_urls=()) if siblings is not None and siblings.replacement else config
+        self.discovery = Discovery(self.fleet, discovery.sources(known))
         self.metrics.watch_discovery(self.discovery.samples)
-        self.live = LiveRequests(rng)
+        self.live = LiveRequests(rng, alone=config.processes == 1)
+        self._queue = Queue(config, self.metrics)
+        self._permits = Turnstile(self._retry_limit)
+        self.metrics.retry_queue_depth.set_function(lambda: self._permits.waiting)
 
     async def serve(
         self,
@@ -75,13 +98,21 @@ class App:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serve on `listener` until `draining` is set and the last request has ended; then both are closed."""
+        config, siblings = self.config, self._siblings
         async with trio.open_nursery() as background:
             await background.start(self.fleet.run)
             await background.start(self.discovery.run)
             try:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
-                    door = Door(self.config, Endpoints(self.fleet, relay, self.metrics, self.draining), relay)
+                    endpoints = Endpoints(self.fleet, relay, self.metrics, self.draining, self._pages)
+                    door = Door(config, endpoints, relay, siblings)
+                    if siblings is not None:
+                        background.start_soon(_answer_siblings, await siblings.listen(), door)
+                        if siblings.replacement:
+                            told = await siblings.workers()
+                            self._use(config.worker_urls if told is None else told)
+                        door.settled.set()
                     task_status.started()
                     await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
                     # The last requests may have left workers that still have to be told.
@@ -89,7 +120,13 @@ class App:
             finally:
                 listener.close()
                 self._pool.close()
+                if siblings is not None:
+                    siblings.close()
             background.cancel_scope.cancel()
+
+    def _use(self, urls: Iterable[str]) -> None:
+        for url in urls:
+            self.fleet.add(url)
 
     def _context(self, trace: TraceFile | None, chores: trio.Nursery) -> Context:
         return Context(
@@ -104,7 +141,13 @@ class App:
             rng=self._rng,
             wall=self._wall,
             chores=Chores(chores),
+            queue=self._queue,
+            permits=self._permits,
         )
+
+    def _retry_limit(self) -> float:
+        """Continuations that may wait for their first token at a time."""
+        return self.config.retry_permits * max(1, self.fleet.ready) or math.inf
 
     def _limits(self) -> Limits:
         return Limits(max_body=self.config.max_payload_size, idle_timeout=self.config.keep_alive_timeout_secs)
@@ -113,45 +156,111 @@ class App:
         return [(worker.id, worker.state.value, worker.in_flight) for worker in self.fleet.workers]
 
 
+async def _answer_siblings(listener: Listener, door: Door) -> None:
+    """Until the end: also what drains has metrics, and requests that can be aborted."""
+    try:
+        await serve(listener, door.inner, Limits(), draining=trio.Event(), on_error=_report)
+    finally:
+        listener.close()
+
+
 def _report(exc: Exception) -> None:
     log.error("a request failed because of a defect of the proxy", exc_info=exc)
 
 
-async def run(config: Config) -> int:
-    """Serve on real sockets until SIGTERM or SIGINT; returns the exit code.
+class Orders(Protocol):
+    """When to stop."""
 
-    The first signal drains: nothing new is accepted, live requests go on for the grace period. The second ends them.
-    """
-    logs.setup(config.log_level, config.log_json)
+    async def drain(self) -> None:
+        """Return when nothing new is to be accepted; live requests go on for the grace period."""
+
+    async def end(self) -> None:
+        """Return when these, too, are to end."""
+
+
+class SignalOrders:
+    """The first signal drains, the second ends."""
+
+    def __init__(self, signals: AsyncIterator[int]) -> None:
+        self._signals = signals
+
+    async def drain(self) -> None:
+        """A first signal."""
+        await anext(self._signals)
+
+    async def end(self) -> None:
+        """A second one."""
+        await anext(self._signals)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What one of several processes of a proxy is given by their supervisor."""
+
+    number: int
+    #: For the private sockets and pages of all.
+    directory: Path
+    #: It takes the place of one that has died.
+    replacement: bool
+    orders: Orders
+    #: Called once it listens.
+    listening: Callable[[], object]
+
+
+async def run(config: Config, seat: Seat | None = None) -> int:
+    """Serve on real sockets until told to stop: by SIGTERM or SIGINT, or from its `seat`. Returns the exit code."""
+    logs.setup(config.log_level, config.log_json, process=seat.number if seat else None)
     async with open_network() as network:
         try:
             with TraceFile(config.trace_file) if config.trace_file else nullcontext() as trace:
-                listener = await network.listen(config.host, config.port)
-                host = f"[{listener.host}]" if ":" in listener.host else listener.host
-                print(f"listening on http://{host}:{listener.port}", flush=True)
-                return await _serve_until_told(App(config, network), listener, trace)
+                listener = await network.listen(config.host, config.port, shared=seat is not None)
+                if seat is None:
+                    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                        print(f"listening on {location(listener.host, listener.port)}", flush=True)
+                        return await _serve_until_told(App(config, network), listener, trace, SignalOrders(signals))
+                others = Siblings(
+                    network.unix(seat.directory),
+                    seat.number,
+                    config.processes,
+                    seat.directory,
+                    replacement=seat.replacement,
+                )
+                app = App(config, network, siblings=others)
+                return await _serve_until_told(app, listener, trace, seat.orders, seat.listening)
         except OSError as exc:
             log.error("cannot start", error=str(exc))
             return 1
 
 
-async def _serve_until_told(app: App, listener: Listener, trace: TraceFile | None) -> int:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with trio.open_nursery() as nursery:
+def location(host: str, port: int) -> str:
+    """The URL of an address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-            async def obey() -> None:
-                await anext(signals)
-                grace = app.config.shutdown_grace_period_secs
-                log.info("draining", live=len(app.live), grace=grace)
-                app.draining.set()
-                with trio.move_on_after(grace):
-                    await anext(signals)
-                log.warning("ending live requests", live=len(app.live))
-                nursery.cancel_scope.cancel()
 
-            nursery.start_soon(obey)
-            nursery.start_soon(watch_loop_lag, app.metrics)
-            await app.serve(listener, trace)
+async def _serve_until_told(
+    app: App,
+    listener: Listener,
+    trace: TraceFile | None,
+    orders: Orders,
+    listening: Callable[[], object] = lambda: None,
+) -> int:
+    async with trio.open_nursery() as nursery:
+
+        async def obey() -> None:
+            await orders.drain()
+            grace = app.config.shutdown_grace_period_secs
+            log.info("draining", live=len(app.live), grace=grace)
+            app.draining.set()
+            with trio.move_on_after(grace):
+                await orders.end()
+            log.warning("ending live requests", live=len(app.live))
             nursery.cancel_scope.cancel()
-            return 0
+
+        nursery.start_soon(obey)
+        nursery.start_soon(watch_loop_lag, app.metrics)
+        async with trio.open_nursery() as serving:
+            await serving.start(app.serve, listener, trace)
+            listening()
+        nursery.cancel_scope.cancel()
+        return 0
     return 1

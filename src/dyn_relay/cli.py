@@ -70,6 +70,10 @@ def _with_options(run: Callable[[Loaded], None], name: str, text: str) -> click.
 
 
 def _serve(loaded: Loaded) -> None:
+    if loaded.config.processes > 1:
+        from dyn_relay.supervisor import supervise
+
+        raise SystemExit(supervise(loaded.config))
     import trio
 
     from dyn_relay.app import run

@@ -127,6 +127,9 @@ class Config:
     port: int = _option(
         SERVER, 30000, "Port to listen on; 0 lets the system choose, and it is printed.", minimum=0, maximum=65535
     )
+    processes: int = _option(
+        SERVER, 1, "How many processes serve the port, each with a view of the fleet of its own.", minimum=1, maximum=64
+    )
     keep_alive_timeout_secs: float = _option(
         SERVER, 90.0, "How long an idle client connection is kept open.", minimum=0
     )
@@ -226,6 +229,19 @@ class Config:
         "How long a request that has tokens already waits for a worker whose queue is not full.",
         minimum=0,
     )
+    migration_timeout_secs: float = _option(
+        MIGRATION, 0.0, "Time from the loss of an attempt to the next token, else it fails; 0 = no limit.", minimum=0
+    )
+    retry_permits: int = _option(
+        MIGRATION,
+        32,
+        "How many continuations may wait for their first token at a time, for each ready worker; the others wait for "
+        "that. 0 = any number.",
+        minimum=0,
+    )
+    replay_buffer_max: int | None = _option(
+        MIGRATION, None, "Longest request body, in bytes, that is still continued; unset = any.", minimum=1
+    )
     on_abort: OnAbort = _option(
         MIGRATION, "relay", "What to do when an engine says that somebody aborted the request: relay it, or resume."
     )
@@ -284,6 +300,13 @@ class Config:
         LIMITS, 120.0, "Silence within a stream until its worker is asked for its health; 0 = never.", minimum=0
     )
     request_timeout_secs: float = _option(LIMITS, 0.0, "Time for a whole request; 0 = no limit.", minimum=0)
+    max_concurrent_requests: int = _option(
+        LIMITS, -1, "How many generating requests are served at a time; 0 or -1 = any number.", minimum=-1
+    )
+    queue_size: int = _option(LIMITS, 100, "How many more may wait for their turn; the next one gets 429.", minimum=0)
+    queue_timeout_secs: float = _option(
+        LIMITS, 60.0, "How long one may wait for its turn; then it gets 503.", minimum=0
+    )
     max_payload_size: int = _option(
         LIMITS, 536870912, "Longest request body, in bytes; a longer one gets 413.", minimum=1
     )

@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
+from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.worker import State, Worker
 from dyn_relay.formats.base import Answer
@@ -15,6 +16,9 @@ from dyn_relay.http11.server import Drain, Request
 from dyn_relay.observe.metrics import CONTENT_TYPE, Metrics
 from dyn_relay.relay.explain import described
 from dyn_relay.relay.service import Relay
+
+#: Whose page of metrics it is.
+PROCESS_HEADER = b"x-dyn-relay-process"
 
 
 class BadInput(Exception):
@@ -29,6 +33,8 @@ class Endpoints:
     relay: Relay
     metrics: Metrics
     draining: Drain
+    #: Of a proxy that is several processes.
+    pages: Pages | None = None
 
     def liveness(self, request: Request, name: str) -> Answer:
         """200 while the process serves at all."""
@@ -40,8 +46,12 @@ class Endpoints:
         return Answer(200 if ready else 503, b"")
 
     def scrape(self, request: Request, name: str) -> Answer:
-        """Prometheus."""
-        return Answer(200, self.metrics.render(), CONTENT_TYPE.encode())
+        """Prometheus: this process's own page."""
+        page = self.metrics.render()
+        if self.pages is None:
+            return Answer(200, page, CONTENT_TYPE.encode())
+        self.pages.keep(page)
+        return Answer(200, page, CONTENT_TYPE.encode(), [(PROCESS_HEADER, self.pages.name.encode())])
 
     def list_workers(self, request: Request, name: str) -> Answer:
         """`{"workers": [...]}`."""
@@ -74,16 +84,12 @@ class Endpoints:
         return _json(202, _describe(worker))
 
     def abort(self, request: Request, name: str) -> Answer:
-        """`{"rid": ..., "abort_all": ...}`: always 200 and empty, as SGLang answers, once the body is understood."""
-        fields = _object(request)
-        rid, everything = fields.get("rid"), fields.get("abort_all", False)
-        if rid is not None and not isinstance(rid, str):
-            raise BadInput("rid: must be a string")
-        if not isinstance(everything, bool):
-            raise BadInput("abort_all: must be true or false")
-        if rid or everything:
-            self.relay.abort(rid or "", everything=everything)
-        return Answer(200, b"")
+        """`{"rid": ..., "abort_all": ...}`: `{"aborted": N}`, requests that are live in this process.
+
+        A client gets what SGLang answers, always 200 and empty, once the body is understood.
+        """
+        rid, everything = abort_of(request)
+        return _json(200, {"aborted": self.relay.abort(rid, everything=everything)})
 
     def explain(self, request: Request, name: str) -> Answer:
         """What would become of the request in the body; `?after=` tokens (1), `?worker=` an id or URL (a stock one)."""
@@ -100,6 +106,17 @@ class Endpoints:
         except ValueError as exc:
             raise BadInput(str(exc)) from None
         return _json(200, described(found, traits, worker.url if worker else None, int(after)))
+
+
+def abort_of(request: Request) -> tuple[str, bool]:
+    """Which rids an abort means ("": none), and whether it means everything. Raises `BadInput`."""
+    fields = _object(request)
+    rid, everything = fields.get("rid"), fields.get("abort_all", False)
+    if rid is not None and not isinstance(rid, str):
+        raise BadInput("rid: must be a string")
+    if not isinstance(everything, bool):
+        raise BadInput("abort_all: must be true or false")
+    return rid or "", everything
 
 
 def _describe(worker: Worker) -> dict[str, object]:

@@ -6,6 +6,7 @@ For the relay: `choose_now` (or `pick`), `lease`, `trial`, `report` and `ask`; `
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -93,6 +94,11 @@ class Fleet:
         """Everybody but the draining ones."""
         return tuple(worker for worker in self._workers.values() if worker.state is not State.DRAINING)
 
+    @property
+    def ready(self) -> int:
+        """How many can be asked at once."""
+        return sum(worker.state in TIERS[0] for worker in self._workers.values())
+
     def get(self, id_or_url: str) -> Worker | None:
         """A worker by id or URL."""
         if id_or_url in self._workers:
@@ -116,7 +122,8 @@ class Fleet:
                 self._watches[worker.id].alarm()
             return worker
         self._joined += 1
-        worker = Worker(id=f"w{self._joined}", number=self._joined, origin=origin, since=self._clock(), named_by={by})
+        number = self._joined
+        worker = Worker(self._name(origin), number, origin, self._clock(), named_by={by})
         self._workers[worker.id] = worker
         watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._changed)
         log.info("worker joined", worker=worker.id, url=worker.url)
@@ -263,6 +270,12 @@ class Fleet:
                 nursery.start_soon(watch.relearn)
 
     # -- inside
+
+    def _name(self, origin: Origin) -> str:
+        """Its id: w1, w2, ...; where several processes must agree without asking each other, made of its URL."""
+        if self.config.processes == 1:
+            return f"w{self._joined}"
+        return f"w{hashlib.sha256(str(origin).encode()).hexdigest()[:10]}"
 
     def _changed(self) -> None:
         """Who waits for `changed` may be able to go on."""

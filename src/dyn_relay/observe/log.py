@@ -19,14 +19,19 @@ LONGEST = 500
 _SECRET = frozenset({"authorization", "api_key", "worker_api_key", "admin_api_key", "key", "token"})
 
 
-def setup(level: str = "info", json: bool = False, stream: TextIO | None = None) -> None:
-    """Configure logging for this process. `level`: debug, info, warning or error; `stream`: else standard error."""
+def setup(level: str = "info", json: bool = False, stream: TextIO | None = None, process: int | None = None) -> None:
+    """Configure logging for this process. `level`: debug, info, warning or error; `stream`: else standard error.
+
+    `process`: its number, if it is one of several; each line has it.
+    """
     out = stream or sys.stderr
     renderer: Processor = (
         structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=out.isatty())
     )
+    structlog.contextvars.bind_contextvars(**({} if process is None else {"process": process}))
     structlog.configure(
         processors=[
+            structlog.contextvars.merge_contextvars,
             _name,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -46,6 +46,8 @@ SourceSample = tuple[str, bool, int]
 _TTFT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _INTER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 120.0)
 
+_QUEUE = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
 
 class Histogram(Collector):
     """Counts by upper bound. Plain integers: one thread writes, and the library's own costs ten times as much."""
@@ -119,17 +121,22 @@ class Metrics(Collector):
             return Labelled(prometheus_client.Counter(f"dyn_relay_{name}", text, labels, registry=registry))
 
         self.requests_in_flight = gauge("requests_in_flight", "Logical requests being served.")
+        self.queue_depth = gauge("queue_depth", "Requests that wait for --max-concurrent-requests.")
+        self.retry_queue_depth = gauge("retry_queue_depth", "Continuations that wait for --retry-permits.")
+        self.replay_buffer_bytes = gauge("replay_buffer_bytes", "Bodies of requests being served.")
         self.loop_lag_seconds = gauge("loop_lag_seconds", "How late the event loop ran, at worst, in the last 15 s.")
         self.requests_total = labelled("requests", "Logical requests that ended.", "outcome")
         self.attempts_total = labelled("attempts", "Attempts that ended.", "outcome")
         self.migrations_total = labelled("migrations", "Requests continued on another worker.", "reason")
         self.refusals_total = labelled("refusals", "Requests served without protection.", "reason")
+        self.queue_refusals_total = labelled("queue_refusals", "Requests turned away from the queue.", "reason")
         self.poison_total = labelled("poison", "Steps in finding requests that kill workers.", "event")
         self.http_requests_total = labelled("http_requests", "HTTP requests answered.", "route", "status_class")
         self.tokens_delivered_total = counter("tokens_delivered", "Tokens delivered to clients.")
         self.tokens_saved_total = counter("tokens_saved", "Tokens that a migration did not generate again.")
         self.cached_tokens_total = counter("cached_tokens", "Prompt tokens found in a cache, by first attempts.")
         self.ttft_seconds = Histogram(registry, "dyn_relay_ttft_seconds", "Time to the first token.", _TTFT)
+        self.queue_wait_seconds = Histogram(registry, "dyn_relay_queue_wait_seconds", "Time in the queue.", _QUEUE)
         self.inter_token_seconds = Histogram(
             registry, "dyn_relay_inter_token_seconds", "Mean time between an attempt's tokens.", _INTER_TOKEN
         )

@@ -15,12 +15,14 @@ BACKOFF_BASE = 0.025
 BACKOFF_CAP = 2.0
 
 
-def limited(verdict: Verdict, config: Config, tokens: int) -> Verdict:
-    """A format's verdict on a prompt of `tokens` tokens, within the limits that the proxy sets itself."""
+def limited(verdict: Verdict, config: Config, tokens: int, size: int) -> Verdict:
+    """A format's verdict on a prompt of `tokens` tokens in `size` bytes, within the limits that the proxy sets."""
     if verdict.migratable and not config.migration_limit:
         return Verdict("migration_limit")
     if verdict.migratable and too_long(config, tokens):
         return Verdict("migration_max_seq_len")
+    if verdict.migratable and config.replay_buffer_max is not None and size > config.replay_buffer_max:
+        return Verdict("replay_buffer_max")
     return verdict
 
 

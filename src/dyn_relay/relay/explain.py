@@ -17,7 +17,7 @@ _LIMIT = "an option of the proxy"
 def explained(format: Format, config: Config, request: NativeRequest, traits: Traits, after: int) -> Explanation:
     """The format's explanation, within the limits that the proxy sets itself. Raises `ValueError`: "FIELD: ..."."""
     found = format.explain(request, traits, after)
-    verdict = limited(found.verdict, config, found.prompt_tokens)
+    verdict = limited(found.verdict, config, found.prompt_tokens, len(request.body))
     if verdict != found.verdict:
         rule = f"`{verdict.reason}` is {getattr(config, verdict.reason)}"
         return Explanation(verdict, rule, _LIMIT, prompt_tokens=found.prompt_tokens, depends=found.depends)

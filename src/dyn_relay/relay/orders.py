@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 import trio
 
-from dyn_relay.fleet.worker import Worker
+from dyn_relay.fleet.worker import State, Worker
 from dyn_relay.formats.base import Outbound
 from dyn_relay.http11.client import Response, fetch
 from dyn_relay.http11.errors import BadResponse
@@ -40,6 +40,17 @@ async def tell(context: Context, worker: Worker, order: Outbound) -> bool:
         log.debug("order not delivered", worker=worker.id, path=order.path, error=str(exc) or type(exc).__name__)
         return False
     return response.status == 200
+
+
+async def tell_if_alive(context: Context, worker: Worker, order: Outbound) -> bool:
+    """`tell`. One that has just failed is asked first whether it answers at all: once, whoever else has orders for it.
+
+    A dead one's thousand streams would else be a thousand dials.
+    """
+    failed = worker.state in (State.SUSPECT, State.DEAD)
+    if failed and context.fleet.get(worker.id) is worker and not await context.fleet.lives(worker):
+        return False
+    return await tell(context, worker, order)
 
 
 async def ask(context: Context, worker: Worker, question: Outbound, headers: Headers) -> Response:

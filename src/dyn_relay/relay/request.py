@@ -22,8 +22,10 @@ from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
 from dyn_relay.relay.ending import Ending
 from dyn_relay.relay.failure import Action, Failure, Kind
-from dyn_relay.relay.orders import tell
+from dyn_relay.relay.orders import tell, tell_if_alive
+from dyn_relay.relay.queue import Crowded, Entry
 from dyn_relay.relay.record import AttemptRecord, Outcome, RequestRecord
+from dyn_relay.relay.recovery import Recovery
 from dyn_relay.relay.state import Step
 from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 
@@ -52,9 +54,14 @@ class LogicalRequest:
         path: str,
         *,
         native: bool,
+        size: int,
+        entry: Entry | None,
         safe: bool = False,
     ) -> None:
-        """`headers` go to each worker; `native`: on a format's own path, not bridged; `safe`: it changes nothing."""
+        """`headers` go to each worker; `native`: on a format's own path, not bridged; `safe`: it changes nothing.
+
+        `size`: of the client's body, in bytes; `entry`: where it waits for its turn, if anywhere.
+        """
         self.rid = exchange.rid
         #: What its client calls it, where that is not its rid: it, too, may be used to abort it.
         self.alias = ""
@@ -69,6 +76,8 @@ class LogicalRequest:
         self._key = key_of(headers, exchange, context.config)
         self._native = native
         self._safe = safe
+        self._size = size
+        self._entry = entry
         self._downstream = downstream
         self._ending = Ending(context, exchange, self._downstream, self.record, native=native)
         self._client = downstream.client
@@ -81,8 +90,7 @@ class LogicalRequest:
         self._between: trio.CancelScope | None = None
         #: Since when every worker that can be asked is busy.
         self._busy_since: float | None = None
-        #: The failure that the next token will have survived, for the metrics.
-        self._surviving = ""
+        self._recovery = Recovery(context)
 
     async def serve(self) -> None:
         """Run the request to its end. Raises what is a defect of ours, after the request has ended."""
@@ -103,15 +111,13 @@ class LogicalRequest:
         return None
 
     async def _guarded(self) -> None:
-        limit, ending = self._context.config.request_timeout_secs, self._ending
+        ending = self._ending
         try:
-            if not limit:
-                return await self._run()
-            with trio.move_on_after(limit):
+            with self._recovery.scope:
                 return await self._run()
             self._leave()
             if not self._answered():
-                await ending.timed_out(limit)
+                await ending.timed_out(*self._recovery.expired)
         except (ClientGone, ConnectionBroken):
             self._leave()
             ending.left()
@@ -127,6 +133,8 @@ class LogicalRequest:
             self.record.error = "internal_error"
             ending.close(Step.FAIL, Outcome.FAILED, "proxy")
             raise
+        finally:
+            self._recovery.release()
 
     def _answered(self) -> bool:
         """Was the request interrupted when its client had the whole answer, and only the framing was awaited?"""
@@ -136,8 +144,9 @@ class LogicalRequest:
 
     async def _run(self) -> None:
         try:
+            await self._enter()
             while not self.abort_wished:
-                target = await self._choose()
+                target = await self._target()
                 if target is None:
                     if not self.record.attempts:
                         self._admit(UNKNOWN)  # for the header of what is about to be said
@@ -149,6 +158,7 @@ class LogicalRequest:
                     self._leave()
                     self.record.step(Step.CUT)
                     failure = await self._try(target, again=True)
+                self._recovery.release()
                 if failure is None:
                     assert self._last is not None
                     return await self._ending.finish(self._last)
@@ -161,9 +171,28 @@ class LogicalRequest:
             return await self._ending.cannot_continue(exc.reason, self._budget.history)
         except SuspectedPoison:
             return await self._ending.poison()
+        except Crowded as exc:
+            self._admit(UNKNOWN)
+            return await self._ending.crowded(exc)
         return await self._ending.abort()
 
+    async def _enter(self) -> None:
+        """Wait for the request's turn. Raises `Crowded`, `ClientGone`, `Unwanted`."""
+        if self._entry is not None:
+            try:
+                await self._wait(self._entry.wait)
+            finally:
+                self.record.queued = trio.current_time() - self.record.started
+
     # -- choosing --------------------------------------------------------------------------------------------------
+
+    async def _target(self) -> Target | None:
+        """A target for the next attempt, and the permit for it; None if nobody is left to ask. Raises as `_choose`."""
+        while True:
+            target = await self._choose()
+            if target is None or self._recovery.permitted:
+                return target
+            await self._wait(self._recovery.turn)
 
     async def _choose(self) -> Target | None:
         """A target for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
@@ -217,6 +246,7 @@ class LogicalRequest:
 
     async def _wait(self, work: Callable[[], Awaitable[T]]) -> T:
         """Wait between two attempts. Raises `ClientGone`, `Unwanted`."""
+        self._recovery.pause()
         with trio.CancelScope() as self._between:
             return await unless_gone(self._client, work)
         raise Unwanted
@@ -235,7 +265,7 @@ class LogicalRequest:
         """Judge the request by the worker that will see it first."""
         exchange, record = self._exchange, self.record
         tokens = exchange.prompt_tokens + exchange.delivered
-        verdict = exchange.verdict = limited(exchange.admit(traits), self._context.config, tokens)
+        verdict = exchange.verdict = limited(exchange.admit(traits), self._context.config, tokens, self._size)
         self._downstream.judge(verdict)
         record.migratable, record.refusal = verdict.migratable, verdict.reason
         # What is not migratable goes out as it is: under the client's name, or under one that only its worker knows.
@@ -260,7 +290,8 @@ class LogicalRequest:
 
             def on_token() -> None:
                 trial.token()
-                self._survived(record.resumed_from)
+                self._busy_since = None
+                self._recovery.over(record.resumed_from)
 
             attempt = self._current = Attempt(
                 *(context, exchange, self._downstream, target, self._candidates.rank(target), record.rid, on_token),
@@ -299,13 +330,6 @@ class LogicalRequest:
         """
         late = self._ending.unseen and record.ended - record.started > SUSPICION_WINDOW
         return failure.rule.suspicious and not self._proven and not late
-
-    def _survived(self, resumed_from: int) -> None:
-        """The first token of an attempt is there."""
-        self._busy_since = None
-        if self._surviving:
-            self._context.metrics.migrated(self._surviving, resumed_from)
-            self._surviving = ""
 
     def _name(self) -> str:
         """The rid for the next attempt: the client's own until a worker may know it, then fresh ones.
@@ -361,7 +385,7 @@ class LogicalRequest:
             return
         if not self._context.live.related(attempt.rid):  # a related one is not migratable, and kept its name
             order = self._context.format.abort(attempt.rid)
-            self._context.chores.start(partial(tell, self._context, attempt.worker, order))
+            self._context.chores.start(partial(tell_if_alive, self._context, attempt.worker, order))
 
     # -- after a failure -------------------------------------------------------------------------------------------
 
@@ -385,7 +409,7 @@ class LogicalRequest:
             return True  # `_run` ends it
         reason = self._forbids(failure)
         if not reason:
-            self._surviving = failure.kind.value if failure.rule.counts else self._surviving
+            self._recovery.begin(failure)
             self.record.step(Step.CUT)
             return True
         if failure.kind is Kind.FAILED and not self._exchange.delivered:
