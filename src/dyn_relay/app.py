@@ -60,6 +60,7 @@ class App:
             self._pool,
             rng=rng,
             on_poison=lambda event: self.metrics.poison_total(event).inc(),
+            on_move=lambda before, after: self.metrics.worker_transitions_total(before, after).inc(),
         )
         self.metrics.watch_fleet(self._samples)
         self.live = LiveRequests(rng)

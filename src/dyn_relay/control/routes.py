@@ -32,7 +32,9 @@ ROUTES: dict[str, Route] = {
     "/readiness": Route({"GET": Endpoints.readiness}),
     "/metrics": Route({"GET": Endpoints.scrape}),
     "/workers": Route({"GET": Endpoints.list_workers, "POST": Endpoints.add_worker}, admin=True),
-    "/workers/": Route({"GET": Endpoints.show_worker, "DELETE": Endpoints.remove_worker}, admin=True),
+    "/workers/": Route(
+        {"GET": Endpoints.show_worker, "POST": Endpoints.command_worker, "DELETE": Endpoints.remove_worker}, admin=True
+    ),
     "/add_worker": Route({"POST": Endpoints.add_worker}, admin=True),
     "/remove_worker": Route({"POST": Endpoints.remove_worker}, admin=True),
     "/list_workers": Route({"GET": Endpoints.list_urls}, admin=True),

@@ -111,6 +111,8 @@ class Traits:
     #: It gives rows to replay to those who ask: of its experts, of its indexer.
     routed_experts: bool | None = None
     indexer_topk: bool | None = None
+    #: Differs between two processes at the same address, and stays the same as long as one lives.
+    epoch: str | None = None
 
 
 UNKNOWN = Traits()
@@ -154,7 +156,7 @@ class End(enum.Enum):
     FINISHED = "finished"  #: the answer is complete (also: a client's or operator's abort, relayed)
     ABORTED = "aborted"  #: complete; somebody asked the engine to abort (status_code null)
     REFUSED = "refused"  #: the engine's 4xx: the client's mistake. Relayed, never retried, no penalty
-    BUSY = "busy"  #: 503 queue full: nothing was generated; another worker may take it. No penalty
+    BUSY = "busy"  #: 503 or 429, queue full: nothing was generated; another worker may take it. No penalty
     FAILED = "failed"  #: 5xx in any shape: the attempt failed, the worker says so itself
     GARBAGE = "garbage"  #: what came is not the format's language; the connection must not be used again
 

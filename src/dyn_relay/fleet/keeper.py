@@ -1,0 +1,131 @@
+"""What moves workers from state to state: probes, attempts, time, and people. The table is in `worker.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from dyn_relay.config import Config
+from dyn_relay.fleet.rejoin import Standing, judge
+from dyn_relay.fleet.target import Target
+from dyn_relay.fleet.worker import Signal, State, Worker
+
+#: Seconds for which a queue is taken to be full if its engine does not say how long, and the most that it may say.
+FULL_FOR, FULL_AT_MOST = 1.0, 30.0
+
+
+class Keeper:
+    """Keeps the states.
+
+    `staying`: the workers that are not leaving. `moved` is called with a worker and the state that it had; `renewed`
+    with one that is dead or a new process.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        clock: Callable[[], float],
+        staying: Callable[[], Iterable[Worker]],
+        moved: Callable[[Worker, State], None],
+        renewed: Callable[[Worker], None],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._staying = staying
+        self._moved = moved
+        self._renewed = renewed
+        self._gated = config.rejoin != "always"
+
+    def move(self, worker: Worker, signal: Signal, cause: str = "") -> bool:
+        """Move it by the table; True if its state changed. `cause`: what was seen."""
+        before = worker.state
+        if not worker.apply(signal, cause, self._clock()):
+            return False
+        if worker.state is State.DEAD:
+            self._away(worker)
+        self._moved(worker, before)
+        return True
+
+    # -- attempts
+
+    def ended_well(self, worker: Worker) -> None:
+        """An attempt did."""
+        closes = worker.breaker.success()
+        on_trial = worker.state is State.HALF_OPEN
+        self.move(worker, Signal.PASSED if on_trial and closes else Signal.WORKED)
+
+    def failed(self, worker: Worker, cause: str, *, key_refused: bool) -> bool:
+        """It has failed an attempt; True if its state changed. That it refuses our key is no incident."""
+        if key_refused:
+            return self.move(worker, Signal.KEY_REFUSED, cause)
+        opens = worker.healthy and worker.breaker.incident()
+        return self.move(worker, Signal.TRIPPED if opens else Signal.FAILED, cause)
+
+    def full(self, target: Target, seconds: float | None) -> None:
+        """Its queue is, for so many seconds as it says itself, if it does."""
+        worker, now = target.worker, self._clock()
+        target.full_until = now + min(FULL_FOR if seconds is None else seconds, FULL_AT_MOST)
+        if worker.full(now):
+            self.move(worker, Signal.FULL)
+
+    # -- time
+
+    def pass_time(self, worker: Worker) -> None:
+        """Do what is due."""
+        now, config, state = self._clock(), self._config, worker.state
+        waited = now - worker.since
+        if state is State.BUSY and not worker.full(now):
+            self.move(worker, Signal.FREE)
+        elif state is State.OPEN and waited >= config.cb_timeout_duration_secs:
+            self.move(worker, Signal.TRIAL)
+        elif state is State.SUSPECT and waited >= config.inhibited_duration_secs and worker.bad_probes <= 1:
+            self.move(worker, Signal.PAROLE)  # no probe has said anything bad meanwhile
+
+    # -- the worker's identity
+
+    def identify(self, worker: Worker) -> None:
+        """Its infos were read: is it the process that it was?"""
+        epoch = worker.traits.epoch
+        if epoch is not None and worker.epoch not in (None, epoch):
+            self.restarted(worker, "its infos say so")
+            worker.learnt = True  # just now
+        worker.epoch = epoch or worker.epoch
+        if worker.welcome and worker.learnt:
+            worker.welcome, worker.standing = False, Standing.KNOWN
+
+    def restarted(self, worker: Worker, cause: str) -> None:
+        """It is a new process, which starts with a clean slate."""
+        if worker.state is not State.STARTING:
+            self._away(worker)
+        worker.breaker.clear()
+        worker.good_probes, worker.learnt, worker.epoch = 0, False, None
+        self.move(worker, Signal.RESTARTED, cause)
+
+    def _away(self, worker: Worker) -> None:
+        if self._gated:
+            worker.standing = Standing.AWAY
+        self._renewed(worker)
+
+    # -- the gate
+
+    def vet(self, worker: Worker) -> None:
+        """It answers, and its infos were read: if it was away, may it serve?"""
+        if worker.standing is Standing.KNOWN:
+            return
+        others = [other for other in self._staying() if other is not worker]
+        if worker.learnt:
+            worker.standing, why_not = judge(worker, others, self._config.rejoin)
+        else:
+            worker.standing, why_not = Standing.AWAY, "its infos cannot be read"
+        if worker.standing is Standing.AWAY:
+            self.move(worker, Signal.OUTDATED, why_not)
+            worker.cause = f"{Signal.OUTDATED}: {why_not}"  # as of now, should it have been stale before
+        else:
+            self.move(worker, Signal.ADMITTED)
+
+    def admit(self, worker: Worker) -> None:
+        """Somebody who knows says that it may serve: as it is, or, if it is away, as it comes back."""
+        if worker.state is State.STALE:
+            worker.standing = Standing.KNOWN
+            self.move(worker, Signal.ADMITTED, "by an operator")
+        else:
+            worker.welcome, worker.learnt = True, False
