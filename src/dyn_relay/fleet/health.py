@@ -221,6 +221,8 @@ class Watch:
         if probe.ok and not (self.worker.learnt and self.worker.standing is Standing.KNOWN):
             # Before anybody else is sent there: it may be a new process.
             await self._learn()
+            if not self._alarmed:
+                await self._keeper.vet(self.worker)
         elif probe.ok:
             self._until_reread -= 1
         self._judge(probe)
@@ -234,7 +236,6 @@ class Watch:
         if probe.ok:
             if self._alarmed:
                 return
-            keeper.vet(worker)
             worker.good_probes, worker.bad_probes = worker.good_probes + 1, 0
             enough = worker.good_probes >= config.health_success_threshold
             signal = Signal.RECOVERED if enough else Signal.PROBE_OK

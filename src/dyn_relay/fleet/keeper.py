@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from dyn_relay.config import Config
 from dyn_relay.fleet.rejoin import Standing, judge
@@ -16,8 +16,8 @@ FULL_FOR, FULL_AT_MOST = 1.0, 30.0
 class Keeper:
     """Keeps the states.
 
-    `staying`: the workers that are not leaving. `moved` is called with a worker and the state that it had; `renewed`
-    with one that is dead or a new process.
+    `staying`: the workers that are not leaving; `relearn` reads the infos of some. `moved` is called with a worker and
+    the state that it had; `renewed` with one that is dead or a new process.
     """
 
     def __init__(
@@ -25,12 +25,14 @@ class Keeper:
         config: Config,
         clock: Callable[[], float],
         staying: Callable[[], Iterable[Worker]],
+        relearn: Callable[[Iterable[Worker]], Awaitable[None]],
         moved: Callable[[Worker, State], None],
         renewed: Callable[[Worker], None],
     ) -> None:
         self._config = config
         self._clock = clock
         self._staying = staying
+        self._relearn = relearn
         self._moved = moved
         self._renewed = renewed
         self._gated = config.rejoin != "always"
@@ -107,20 +109,31 @@ class Keeper:
 
     # -- the gate
 
-    def vet(self, worker: Worker) -> None:
+    async def vet(self, worker: Worker) -> None:
         """It answers, and its infos were read: if it was away, may it serve?"""
         if worker.standing is Standing.KNOWN:
             return
-        others = [other for other in self._staying() if other is not worker]
-        if worker.learnt:
-            worker.standing, why_not = judge(worker, others, self._config.rejoin)
-        else:
-            worker.standing, why_not = Standing.AWAY, "its infos cannot be read"
-        if worker.standing is Standing.AWAY:
+        standing, why_not = self._judged(worker)
+        if worker.standing is Standing.AWAY and standing is not Standing.AWAY:
+            # The others may have been given new weights since they were asked last.
+            await self._relearn(self._others(worker))
+            standing, why_not = self._judged(worker)
+            if worker.standing is Standing.KNOWN:
+                return  # let in meanwhile
+        worker.standing = standing
+        if standing is Standing.AWAY:
             self.move(worker, Signal.OUTDATED, why_not)
             worker.cause = f"{Signal.OUTDATED}: {why_not}"  # as of now, should it have been stale before
         else:
             self.move(worker, Signal.ADMITTED)
+
+    def _judged(self, worker: Worker) -> tuple[Standing, str]:
+        if not worker.learnt:
+            return Standing.AWAY, "its infos cannot be read"
+        return judge(worker, self._others(worker), self._config.rejoin)
+
+    def _others(self, worker: Worker) -> list[Worker]:
+        return [other for other in self._staying() if other is not worker]
 
     def admit(self, worker: Worker) -> None:
         """Somebody who knows says that it may serve: as it is, or, if it is away, as it comes back."""

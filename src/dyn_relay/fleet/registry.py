@@ -65,7 +65,9 @@ class Fleet:
         self._clock = clock
         self._examiner = Examiner(config, format, pool, fetch)
         self._policy = POLICIES[config.policy](config, rng or random.Random(config.seed), clock)
-        self._keeper = Keeper(config, clock, lambda: self.staying, self._moved, self._policy.forget)
+        self._keeper = Keeper(
+            config, clock, lambda: self.staying, self.relearn, moved=self._moved, renewed=self._policy.forget
+        )
         self._on_move = on_move
         self._recounted = -math.inf
         self._workers: dict[str, Worker] = {}
