@@ -71,7 +71,7 @@ def finish(exchange: SglangExchange, now: float = 20.0, **meta: Any) -> dict[str
     ],
 )
 def test_field(name: str, first: Any, second: Any, seen: Any) -> None:
-    """M1, M2, F5, F6."""
+    """M1, M2, M5, F5, F6: an engine's counters are added up, and are not made to agree with the tokens."""
     assert finish(cut_after_two(**{name: first}), **{name: second})[name] == seen
 
 

@@ -228,9 +228,10 @@ class Account:
             return
         if attempt.hint is not Dialect.INCREMENTAL:
             # There were releases that repeated the text.
-            if attempt.base:
+            if not attempt.base:
+                self.verdict = Verdict("text")
+            if attempt.base or not self.streaming:
                 raise ValueError("its ids are deltas, its text may be none")
-            self.verdict = Verdict("text")
         if self.streaming and (self._dialect is None or self._dialect.ids_are_deltas):
             attempt.told.forget()
         attempt.told.add(attempt.opening[attempt.told.length :])
@@ -256,7 +257,7 @@ class Account:
             return
         ledger.text = "text" in top
         self._open(top)
-        if ledger.text and self._attempt.hint is None:
+        if ledger.text and (self._attempt.hint is None or not self._attempt.detokenizes):
             self.verdict = Verdict("text")
         if self._request.by_text:
             if "prompt_token_ids" in top:
