@@ -36,13 +36,8 @@ class Breaker:
         return self.passed >= self.success_threshold
 
     def clear(self) -> None:
-        """Forget everything: it is another process."""
+        """Begin anew: its trials begin, or it is another process."""
         self.incidents = self.passed = 0
-        self.trial = None
-
-    def half_open(self) -> None:
-        """Its trials begin."""
-        self.passed = 0
         self.trial = None
 
     @property

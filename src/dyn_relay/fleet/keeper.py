@@ -113,12 +113,13 @@ class Keeper:
         """It answers, and its infos were read: if it was away, may it serve?"""
         if worker.standing is Standing.KNOWN:
             return
+        before = worker.standing
         standing, why_not = self._judged(worker)
-        if worker.standing is Standing.AWAY and standing is not Standing.AWAY:
+        if before is Standing.AWAY and standing is not Standing.AWAY:
             # The others may have been given new weights since they were asked last.
             await self._relearn(self._others(worker))
             standing, why_not = self._judged(worker)
-            if worker.standing is Standing.KNOWN:
+            if worker.standing is not before:
                 return  # let in meanwhile
         worker.standing = standing
         if standing is Standing.AWAY:

@@ -225,10 +225,8 @@ class Worker:
             self.learnt = False  # what comes back may be a new process with other weights
         if state in (State.SUSPECT, State.OPEN):
             self.good_probes, self.bad_probes = 0, 1
-        if state in (State.DEAD, State.STARTING):
-            self.breaker.clear()  # whatever answers next has failed nobody yet
-        if state is State.HALF_OPEN:
-            self.breaker.half_open()
+        if state in (State.HALF_OPEN, State.DEAD, State.STARTING):
+            self.breaker.clear()
         write = log.warning if state in _LOUD else log.info
         write("worker is " + state, worker=self.id, url=self.url, was=str(was), cause=self.cause)
         return True

@@ -26,7 +26,7 @@ def incident(fleet: Fleet, worker: Worker, streams: int = 1) -> None:
 
 def opened() -> tuple[Fleet, Worker, Worker]:
     """Two workers, the first with an open circuit."""
-    fleet = make_fleet(urls=(A, B))
+    fleet = make_fleet(urls=(A, B), policy="round_robin")
     a, b = ready(fleet)
     for _ in range(5):
         incident(fleet, a)
