@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from dyn_relay.fleet.worker import State
 from dyn_testkit import faults
 from dyn_testkit.client import fetch
 from dyn_testkit.faults import CLOSE, FaultPlan, at_token, every, first, status
@@ -55,11 +56,18 @@ async def test_a_full_queue_is_left_alone_and_healthy(autojump_clock, stream, co
 
 
 async def test_client_mistakes_and_busy_answers_never_open_the_circuit(autojump_clock):
-    """A13, A8: 50 times 400, then 50 times 503."""
+    """A13, A8: 400, 401 to our own key, 503."""
     async with world(plans=[None], cb_failure_threshold=2) as w:
         for _ in range(50):
             assert (await w.ask(generate(stream=False, sampling={"temperature": -1}))).status == 400
         assert (await listed(w))["w1"]["state"] == "ready"
+    async with world(plans=[None], options=WorkerOptions(api_key="another"), cb_failure_threshold=2) as w:
+        for _ in range(20):
+            assert (await w.ask(generate(stream=False))).status == 401
+            await trio.sleep(10)
+        assert w.app.fleet.workers[0].failures >= 20
+        assert w.metric('dyn_relay_worker_transitions_total{from="ready",to="suspect"}') >= 20
+        assert w.metric('dyn_relay_worker_transitions_total{from="ready",to="open"}') == 0
     full = FaultPlan.of(faults.Fault(faults.AT_HEAD, status(503), every))
     async with world(plans=[full], cb_failure_threshold=2) as w:
         for _ in range(50):
@@ -95,6 +103,17 @@ async def test_a_worker_that_cuts_every_answer_is_left_alone_and_tried_again(aut
         await ask(4)
         assert (await listed(w))["w1"]["state"] == "ready"
         assert w.metric('dyn_relay_worker_transitions_total{from="half_open",to="ready"}') == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "ready"), [("busy", 200), ("half_open", 200), ("open", 503), ("stale", 503), ("suspect", 503)]
+)
+async def test_who_can_take_requests_makes_the_proxy_ready(autojump_clock, state, ready):
+    """A half-open worker must get requests, or it would stay half open."""
+    async with world(plans=[None], health_check_interval_secs=1000) as w:
+        w.app.fleet.workers[0].state = State(state)
+        for path in ("/health", "/readiness"):
+            assert (await w.ask(None, path)).status == ready
 
 
 async def test_a_worker_that_waits_is_admitted(autojump_clock):

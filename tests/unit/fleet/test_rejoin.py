@@ -173,6 +173,27 @@ async def test_who_is_let_in_while_dead_or_unnoticed_is_judged_no_more(autojump_
         assert states(fleet) == ["stale", "ready"], "that was once"
 
 
+async def test_who_is_let_in_while_the_others_are_asked_stays(autojump_clock: MockClock) -> None:
+    """The operator's word is the last, though the fleet turns out to have moved on."""
+    engines = Engines(A, B)
+    weights(engines, a="7", b="7")
+    async with running(engines, rejoin=MATCH) as fleet:
+        await away(engines, A)
+        weights(engines, a="5")
+        await back(engines, A)
+        assert states(fleet) == ["stale", "ready"]
+        engines[B].info_delay = 3.0
+        weights(engines, a="7", b="8")
+        before = len(engines.infos(A))
+        while len(engines.infos(A)) == before:  # noqa: ASYNC110 - virtual time
+            await trio.sleep(0.1)
+        await trio.sleep(1)
+        assert states(fleet) == ["stale", "ready"], "the other is being asked"
+        fleet.admit(A)
+        await trio.sleep(8)
+        assert states(fleet) == ["ready", "ready"]
+
+
 async def test_no_deadlock_after_a_total_outage(autojump_clock: MockClock) -> None:
     """All were restarted with the weights of the beginning: whoever comes first serves."""
     engines = Engines(A, B)
