@@ -29,6 +29,7 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.fold import SENT
 from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
+from dyn_relay.formats.sglang.lineup import check_finish
 from dyn_relay.formats.sglang.rebase import View, add_counters, renew, snapshot, unlike
 from dyn_relay.formats.sglang.replay import replays_of
 from dyn_relay.formats.sglang.request import Request
@@ -111,7 +112,8 @@ class Account:
     def _account(self, data: bytes, now: float, whole: bytes) -> int | None:
         """Check an event and count it. Returns the attempt's tokens before it; None if it is no part of an answer.
 
-        Raises `ValueError` if it cannot be the next event of this attempt.
+        Raises `ValueError` if it cannot be the next event of this attempt, `CannotComplete` if it ends the answer with
+        what nobody can join.
         """
         attempt = self._attempt
         if self._finished:
@@ -147,6 +149,8 @@ class Account:
                 return None
         if self._ledger.replays:
             self._note_rows(event, data, last, total)
+        if last is Kind.FINISH and attempt.base:
+            check_finish(self._ledger, attempt, data, before, total)
         if isinstance(ids, list):
             if len(ids) != total - before:
                 raise ValueError(f"{len(ids)} ids where completion_tokens went from {before} to {total}")

@@ -222,15 +222,14 @@ class SglangExchange(Reader):
             return self.complete(now)
         if not self.verdict.migratable:
             alone = not self._request.unreadable and not asked(self._request).several
-            return (
-                self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
-                if alone and not self._shown
-                else None
-            )
+            return self._finish(self._unbegun(), fold.ABORTED_IN_QUEUE, now) if alone and not self._shown else None
         self._settle()
         if self._ledger.template is None:
-            return self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
+            return self._finish(self._unbegun(), fold.ABORTED_IN_QUEUE, now)
         return None if self._owes_rows else self._finish(self._ledger.template, fold.ABORTED, now)
+
+    def _unbegun(self) -> tuple[Fields, Fields]:
+        return fold.abort_echo(self._request, self.rid, self._traits.weight_version)
 
     @property
     def _owes_rows(self) -> bool:
@@ -286,7 +285,7 @@ class SglangExchange(Reader):
         sent = self._sent[0] + now - self._sent[1] if self._sent is not None else None
         try:
             body, meta = self._local or self._view(now, attempt.tokens).event(attempt.echo or attempt.newest)
-            whole = meta if attempt.echo else restored(self._ledger, meta)
+            whole = meta if attempt.echo and not attempt.base else restored(self._ledger, meta)
             return Answer(200, fold.unary(body, whole, sent))
         except UNREADABLE as exc:
             raise CannotComplete("meta_info") from exc
