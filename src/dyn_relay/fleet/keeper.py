@@ -123,8 +123,8 @@ class Keeper:
                 return  # let in meanwhile
         worker.standing = standing
         if standing is Standing.AWAY:
-            self.move(worker, Signal.OUTDATED, why_not)
-            worker.cause = f"{Signal.OUTDATED}: {why_not}"  # as of now, should it have been stale before
+            if not self.move(worker, Signal.OUTDATED, why_not) and worker.state is State.STALE:
+                worker.cause = f"{Signal.OUTDATED}: {why_not}"  # as of now
         else:
             self.move(worker, Signal.ADMITTED)
 

@@ -284,7 +284,7 @@ class Fleet:
     def _choose(self, workers: Sequence[Worker], exclude: Collection[str], ask: Ask) -> Target | None:
         now = self._clock()
         targets = [target for worker in workers for target in worker.targets if target.id not in exclude]
-        targets = [target for target in targets if not target.full(now)] or targets
+        targets = [target for target in targets if target.full_until <= now] or targets
         if not targets:
             return None
         if now - self._recounted >= RECOUNT:
@@ -297,9 +297,12 @@ class Fleet:
         usable = [w for w in self._workers.values() if w.id not in exclude and accept(w)]
         usable = [worker for worker in usable if not worker.locked] or usable
         found: list[list[Worker]] = [[] for _ in TIERS]
+        ready, known, first = State.READY, Standing.KNOWN, found[0]  # by name: it is every request's path
         for worker in usable:
-            if worker.state is not State.READY:
-                self._keeper.pass_time(worker)
+            if worker.state is ready and worker.standing is known:
+                first.append(worker)
+                continue
+            self._keeper.pass_time(worker)
             tier = self._tier(worker, ask)
             if tier is not None:
                 found[tier].append(worker)
