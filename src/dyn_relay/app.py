@@ -8,8 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import replace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -80,6 +79,7 @@ class App:
             self._pool,
             rng=rng,
             on_poison=lambda event: self.metrics.poison_total(event).inc(),
+            on_move=lambda before, after: self.metrics.worker_transitions_total(before, after).inc(),
         )
         self.metrics.watch_fleet(self._samples)
         # A replacement asks the others which of the configured workers are still used.

@@ -183,6 +183,12 @@ class Config:
     upstream_pool_idle_timeout_secs: float = _option(
         WORKERS, 3.0, "How long an idle connection to a worker is kept. Stay below the engine's own 5 s.", minimum=0
     )
+    rejoin: Literal["always", "weight-version-match", "manual"] = _option(
+        WORKERS,
+        "always",
+        "When a worker that was dead, or is a new process, serves again: always (as soon as it is well), "
+        "weight-version-match (once it has the weights of the others), or manual (once it is admitted or added again).",
+    )
     forward_authorization: bool = _option(
         WORKERS, False, "Pass the client's Authorization header on to workers (then no worker key is sent)."
     )
@@ -290,6 +296,20 @@ class Config:
         "How long a worker that failed a request is left out, unless a probe decides earlier.",
         minimum=0,
         env="DYN_RUNTIME_INHIBITED_DURATION_SECS",
+    )
+
+    cb_failure_threshold: int = _option(
+        HEALTH,
+        5,
+        "Incidents in a row, without a request that ended well, until a worker's circuit opens; 0 = never. All "
+        "requests that one death ends are one incident.",
+        minimum=0,
+    )
+    cb_timeout_duration_secs: float = _option(
+        HEALTH, 60.0, "How long an open circuit keeps requests away, whatever the probes say.", minimum=0
+    )
+    cb_success_threshold: int = _option(
+        HEALTH, 2, "Requests that must end well, one at a time, until the circuit closes again.", minimum=1
     )
 
     connect_timeout_secs: float = _option(LIMITS, 5.0, "Time to connect to a worker.", minimum=0.001)

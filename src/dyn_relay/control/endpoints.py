@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
+import trio
 
 from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import State, Worker
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.server import Drain, Request
@@ -42,7 +45,8 @@ class Endpoints:
 
     def readiness(self, request: Request, name: str) -> Answer:
         """200 while new requests are taken and some worker can take them, else 503."""
-        ready = not self.draining.is_set() and any(worker.state is State.READY for worker in self.fleet.workers)
+        able = any(worker.healthy or worker.state is State.HALF_OPEN for worker in self.fleet.workers)
+        ready = able and not self.draining.is_set()
         return Answer(200 if ready else 503, b"")
 
     def scrape(self, request: Request, name: str) -> Answer:
@@ -83,6 +87,17 @@ class Endpoints:
             return _unknown(name)
         return _json(202, _describe(worker))
 
+    def command_worker(self, request: Request, name: str) -> Answer:
+        """`{id}/{verb}`: 200 with the worker once the verb is obeyed."""
+        name, _, verb = name.rpartition("/")
+        obey = VERBS.get(verb)
+        if obey is None:
+            return _json(404, {"error": {"message": f"a worker knows {', '.join(VERBS)}, not {verb!r}", "code": 404}})
+        try:
+            return _json(200, _describe(obey(self, unquote(name))))
+        except KeyError:
+            return _unknown(name)
+
     def abort(self, request: Request, name: str) -> Answer:
         """`{"rid": ..., "abort_all": ...}`: `{"aborted": N}`, requests that are live in this process.
 
@@ -119,25 +134,40 @@ def abort_of(request: Request) -> tuple[str, bool]:
     return rid or "", everything
 
 
+#: What can be told to a worker with `POST /workers/{id}/{verb}`. Raises `KeyError` for one that is not there.
+VERBS: dict[str, Callable[[Endpoints, str], Worker]] = {
+    "admit": lambda endpoints, name: endpoints.fleet.admit(name),
+}
+
+
 def _describe(worker: Worker) -> dict[str, object]:
     traits = worker.traits
+    worker.recount()
     return {
         "id": worker.id,
         "url": worker.url,
         "named_by": sorted(worker.named_by),
-        "is_healthy": worker.state is State.READY,
+        "is_healthy": worker.healthy,
         "state": worker.state.value,
         "cause": worker.cause,
+        "since": round(trio.current_time() - worker.since, 3),
         "load": worker.load,
+        "targets": [_load(target) for target in worker.targets],
         "served": worker.served,
         "failures": worker.failures,
         "model_id": traits.model,
         "version": traits.version,
         "weight_version": traits.weight_version,
-        "targets": [
-            {"id": one.id, "dp_rank": one.rank, "load": one.load, "in_flight": one.in_flight, "tokens": one.tokens}
-            for one in worker.targets
-        ],
+    }
+
+
+def _load(target: Target) -> dict[str, object]:
+    return {
+        "id": target.id,
+        "dp_rank": target.rank,
+        "in_flight": target.in_flight,
+        "load": target.load,
+        "tokens": target.tokens,
     }
 
 

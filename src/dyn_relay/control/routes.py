@@ -48,9 +48,9 @@ ROUTES: dict[str, Route] = {
         together={"GET": together.listed, "POST": together.agreed},
     ),
     "/workers/": Route(
-        {"GET": Endpoints.show_worker, "DELETE": Endpoints.remove_worker},
+        {"GET": Endpoints.show_worker, "POST": Endpoints.command_worker, "DELETE": Endpoints.remove_worker},
         admin=True,
-        together={"GET": together.described, "DELETE": together.agreed},
+        together={"GET": together.described, "POST": together.agreed, "DELETE": together.agreed},
     ),
     "/add_worker": Route({"POST": Endpoints.add_worker}, admin=True, together={"POST": together.agreed}),
     "/remove_worker": Route({"POST": Endpoints.remove_worker}, admin=True, together={"POST": together.agreed}),

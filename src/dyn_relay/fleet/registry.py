@@ -1,7 +1,7 @@
 """The fleet: who is in it, how they are, and who gets the next attempt.
 
-For the relay: `choose_now` (or `pick`), `lease`, `trial`, `report` and `ask`; `poison.py` tells the order. For control:
-`add`, `remove`, `workers`, `get`. For discovery: `add` and `withdraw`.
+For the relay: `choose_now` (or `pick`), `lease`, `trial`, `report`, `full` and `ask`; `poison.py` tells the order. For
+control: `add`, `remove`, `admit`, `workers`, `get`. For discovery: `add` and `withdraw`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,19 @@ import structlog
 import trio
 
 from dyn_relay.config import Config
+from dyn_relay.fleet.breaker import Breaker
 from dyn_relay.fleet.health import Examiner, Fetch, Probe, Watch
+from dyn_relay.fleet.keeper import Keeper
 from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedPoison, Trial
 from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.catalog import POLICIES
+from dyn_relay.fleet.rejoin import Standing
 from dyn_relay.fleet.target import Lease, Target
-from dyn_relay.fleet.worker import Signal, State, Worker
+from dyn_relay.fleet.worker import TIER, TIERS, Signal, State, Worker
 from dyn_relay.formats.base import Format
 from dyn_relay.http11.client import Origin, Pool, fetch
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("fleet")
-
-#: Who is asked when no worker is ready: a proxy that answers "no worker" while one of them might work helps nobody.
-#: The dead come last, since a dial there is all but lost.
-TIERS: tuple[frozenset[State], ...] = (
-    frozenset({State.READY}),
-    frozenset({State.STARTING, State.UNREADY, State.SUSPECT}),
-    frozenset({State.DEAD}),
-)
-
 
 #: Seconds between two counts of the tokens that live answers hold.
 RECOUNT = 1.0
@@ -55,7 +49,8 @@ def _anybody(worker: Worker) -> bool:
 class Fleet:
     """All workers. `add`ed ones are probed while `run` runs.
 
-    `clock` gives seconds, `rng` decides what is left to chance, `on_poison` is told of each step in `poison.py`.
+    `clock` gives seconds, `rng` decides what is left to chance, `on_poison` is told of each step in `poison.py`,
+    `on_move` of a worker's old and new state.
     """
 
     def __init__(
@@ -68,11 +63,16 @@ class Fleet:
         *,
         fetch: Fetch = fetch,
         on_poison: Callable[[str], None] = lambda event: None,
+        on_move: Callable[[State, State], None] = lambda before, after: None,
     ) -> None:
         self.config = config
         self._clock = clock
         self._examiner = Examiner(config, format, pool, fetch)
         self._policy = POLICIES[config.policy](config, rng or random.Random(config.seed), clock)
+        self._keeper = Keeper(
+            config, clock, lambda: self.staying, self.relearn, moved=self._moved, renewed=self._policy.forget
+        )
+        self._on_move = on_move
         self._recounted = -math.inf
         self._workers: dict[str, Worker] = {}
         self._watches: dict[str, Watch] = {}
@@ -112,20 +112,21 @@ class Fleet:
     def add(self, url: str, by: str = HAND) -> Worker:
         """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL.
 
-        `by`: who names it. It stays as long as anybody does.
+        `by`: who names it. It stays as long as anybody does. One that an operator names is let in, see `admit`.
         """
         origin = Origin.parse(url)
         worker = self.get(url)
         if worker is not None:
             worker.named_by.add(by)
-            if worker.apply(Signal.REJOIN, "", self._clock()):
+            if self._keeper.move(worker, Signal.REJOIN):
                 self._watches[worker.id].alarm()
-            return worker
+            return self.admit(worker.id) if by == HAND else worker
         self._joined += 1
-        number = self._joined
-        worker = Worker(self._name(origin), number, origin, self._clock(), named_by={by})
+        breaker = Breaker(self.config.cb_failure_threshold, self.config.cb_success_threshold)
+        number, now = self._joined, self._clock()
+        worker = Worker(self._name(origin), number, origin, now, breaker=breaker, named_by={by})
         self._workers[worker.id] = worker
-        watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._changed)
+        watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._keeper)
         log.info("worker joined", worker=worker.id, url=worker.url)
         if self._nursery is not None:
             self._nursery.start_soon(watch.run)
@@ -141,7 +142,7 @@ class Fleet:
         if worker is None:
             raise KeyError(id_or_url)
         worker.named_by.clear()
-        worker.apply(Signal.DRAIN, "", self._clock())
+        self._keeper.move(worker, Signal.DRAIN)
         if not drain or worker.in_flight == 0:
             self._forget(worker)
         self._changed()
@@ -154,6 +155,15 @@ class Fleet:
             worker.named_by.remove(by)
             if not worker.named_by:
                 self.remove(worker.id)
+
+    def admit(self, id_or_url: str) -> Worker:
+        """Whatever weights it has, or comes back with, it may serve: see `rejoin.py`. Raises `KeyError`."""
+        worker = self.get(id_or_url)
+        if worker is None:
+            raise KeyError(id_or_url)
+        self._keeper.admit(worker)
+        self._watches[worker.id].alarm()
+        return worker
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Probe everybody until cancelled."""
@@ -172,12 +182,12 @@ class Fleet:
     def pick(
         self, exclude: Collection[str] = frozenset(), accept: Callable[[Worker], bool] = _anybody, ask: Ask = ANY
     ) -> Target | None:
-        """The policy's choice among the targets of the best workers that are not excluded, not draining, and accepted.
+        """The policy's choice among the targets of the best workers that are not excluded, and accepted.
 
-        `exclude`: ids of workers or targets. Ready workers if there is any, else the others. None only if nobody is
-        left. Take the lease before awaiting.
+        `exclude`: ids of workers or targets. Ready workers if there is any, else the others (`TIERS`). None only if
+        nobody is left. Take the lease before awaiting.
         """
-        candidates = self._candidates(exclude, accept)
+        candidates = self._candidates(exclude, accept, ask)
         if self.wary:
             # A suspect's turn must be short, since others wait for theirs: let its worker's queue run empty.
             candidates = [w for w in candidates if not self._probation.on_trial_at(w.id)] or candidates
@@ -202,7 +212,7 @@ class Fleet:
             return self.pick(exclude, accept, ask)
         if register.convicted(fingerprint):
             raise SuspectedPoison
-        candidates = self._candidates(exclude, accept)
+        candidates = self._candidates(exclude, accept, ask)
         free = [worker for worker in candidates if self._probation.may_begin(fingerprint, worker.id)]
         on_trial = sum(self._probation.on_trial_at(worker.id) for worker in candidates)
         if candidates and (not free or on_trial >= math.ceil(len(candidates) * QUARANTINE_SHARE)):
@@ -223,7 +233,10 @@ class Fleet:
 
         `tokens`: those that the engine holds for them at the moment.
         """
-        return Lease(target, self._released, generations, tokens)
+        lease = Lease(target, self._released, generations, tokens)
+        if target.worker.state is State.HALF_OPEN:
+            target.worker.breaker.trial = lease
+        return lease
 
     def trial(self, worker: Worker, fingerprint: bytes, *, proven: bool = False) -> Trial:
         """The attempt's part in finding poison: `with fleet.trial(worker, fingerprint) as trial:`."""
@@ -231,23 +244,35 @@ class Fleet:
 
     # -- evidence
 
-    def report(self, worker: Worker, ok: bool, cause: str = "", kind: str = "") -> None:
+    def report(self, worker: Worker, ok: bool, cause: str = "", kind: str = "", *, key_refused: bool = False) -> None:
         """What an attempt has seen of its worker.
 
-        Not ok: it could not connect, was cut, stalled, or got a 5xx (`kind`, for the log; `cause` in words). The worker
-        is left out at once and probed. Ok: it ended well. An answer of 4xx or "busy" says nothing: do not report it.
+        Not ok: it could not connect, was cut, stalled, or got a 5xx (`kind`, for the log; `cause` in words), or a 401
+        to our key. The worker is left out at once and probed. Ok: it ended well. Any other 4xx says nothing: do not
+        report it. For "busy" there is `full`.
         """
         if ok:
             worker.served += 1
-            changed = worker.apply(Signal.WORKED, "", self._clock())
-        else:
-            worker.failures += 1
-            changed = worker.apply(Signal.FAILED, ": ".join(filter(None, (kind, cause))), self._clock())
-            # Only the first failure hurries the probe: a dead worker's hundred streams must not make a hundred probes.
-            if changed and worker.id in self._watches:
-                self._watches[worker.id].alarm()
-        if changed:
-            self._changed()
+            self._keeper.ended_well(worker)
+            return
+        worker.failures += 1
+        words = ": ".join(filter(None, (kind, cause)))
+        # Only the first failure hurries the probe: a dead worker's hundred streams must not make a hundred probes.
+        if self._keeper.failed(worker, words, key_refused=key_refused) and worker.id in self._watches:
+            self._watches[worker.id].alarm()
+
+    def full(self, target: Target, seconds: float | None = None) -> None:
+        """An attempt was told that the queue is full, and to come back after `seconds`, if it was told that."""
+        self._keeper.full(target, seconds)
+
+    def restarted(self, worker: Worker, cause: str) -> None:
+        """Somebody has seen that it is a new process (its KV events begin anew, say): it starts clean, and is probed.
+
+        A restart that its infos tell is seen without that.
+        """
+        self._keeper.restarted(worker, cause)
+        if worker.id in self._watches:
+            self._watches[worker.id].alarm()
 
     async def ask(self, worker: Worker) -> Probe:
         """Probe the worker now and return what it says, for a stalled stream or a cut. Shares one probe with others.
@@ -277,39 +302,50 @@ class Fleet:
             return f"w{self._joined}"
         return f"w{hashlib.sha256(str(origin).encode()).hexdigest()[:10]}"
 
+    def _moved(self, worker: Worker, before: State) -> None:
+        self._on_move(before, worker.state)
+        self._changed()
+
     def _changed(self) -> None:
         """Who waits for `changed` may be able to go on."""
         self._waiting.unpark_all()
 
     def _choose(self, workers: Sequence[Worker], exclude: Collection[str], ask: Ask) -> Target | None:
+        now = self._clock()
         targets = [target for worker in workers for target in worker.targets if target.id not in exclude]
         if ask.rank is not None:
             targets = [target for target in targets if target.rank == ask.rank] or targets
+        targets = [target for target in targets if target.full_until <= now] or targets
         if not targets:
             return None
-        if self._clock() - self._recounted >= RECOUNT:
-            self._recounted = self._clock()
+        if now - self._recounted >= RECOUNT:
+            self._recounted = now
             for worker in self._workers.values():
                 worker.recount()
         return self._policy.choose(targets, ask)
 
-    def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> list[Worker]:
-        self._parole()
+    def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool], ask: Ask) -> list[Worker]:
         usable = [w for w in self._workers.values() if w.id not in exclude and accept(w)]
         usable = [worker for worker in usable if not worker.locked] or usable
-        for tier in TIERS:
-            found = [worker for worker in usable if worker.state in tier]
-            if found:
-                return found
-        return []
+        found: list[list[Worker]] = [[] for _ in TIERS]
+        ready, known, first = State.READY, Standing.KNOWN, found[0]  # by name: it is every request's path
+        for worker in usable:
+            if worker.state is ready and worker.standing is known:
+                first.append(worker)
+                continue
+            self._keeper.pass_time(worker)
+            tier = self._tier(worker, ask)
+            if tier is not None:
+                found[tier].append(worker)
+        return next(filter(None, found), [])
 
-    def _parole(self) -> None:
-        """Let suspects back in whose time is over and of whom no probe has said anything bad meanwhile."""
-        now = self._clock()
-        for worker in self._workers.values():
-            over = now - worker.since >= self.config.inhibited_duration_secs
-            if worker.state is State.SUSPECT and over and worker.bad_probes <= 1:
-                worker.apply(Signal.PAROLE, "", now)
+    def _tier(self, worker: Worker, ask: Ask) -> int | None:
+        """Its place in `TIERS`; None if it gets nothing."""
+        if worker.standing is Standing.AWAY:
+            return None
+        if worker.state is State.HALF_OPEN and not (ask.resumed or worker.breaker.trying or worker.full(self._clock())):
+            return 0
+        return TIER.get(worker.state)
 
     def _released(self, target: Target) -> None:
         worker = target.worker

@@ -113,6 +113,8 @@ class Traits:
     indexer_topk: bool | None = None
     #: Its data-parallel ranks, numbered from 0; each has a cache and a queue of its own.
     dp_size: int | None = None
+    #: Differs between two processes at the same address, and stays the same as long as one lives.
+    epoch: str | None = None
 
 
 UNKNOWN = Traits()
@@ -156,7 +158,7 @@ class End(enum.Enum):
     FINISHED = "finished"  #: the answer is complete (also: a client's or operator's abort, relayed)
     ABORTED = "aborted"  #: complete; somebody asked the engine to abort (status_code null)
     REFUSED = "refused"  #: the engine's 4xx: the client's mistake. Relayed, never retried, no penalty
-    BUSY = "busy"  #: 503 queue full: nothing was generated; another worker may take it. No penalty
+    BUSY = "busy"  #: 503 or 429, queue full: nothing was generated; another worker may take it. No penalty
     FAILED = "failed"  #: 5xx in any shape: the attempt failed, the worker says so itself
     GARBAGE = "garbage"  #: what came is not the format's language; the connection must not be used again
 

@@ -131,6 +131,7 @@ class Metrics(Collector):
         self.refusals_total = labelled("refusals", "Requests served without protection.", "reason")
         self.queue_refusals_total = labelled("queue_refusals", "Requests turned away from the queue.", "reason")
         self.poison_total = labelled("poison", "Steps in finding requests that kill workers.", "event")
+        self.worker_transitions_total = labelled("worker_transitions", "Workers that changed state.", "from", "to")
         self.http_requests_total = labelled("http_requests", "HTTP requests answered.", "route", "status_class")
         self.tokens_delivered_total = counter("tokens_delivered", "Tokens delivered to clients.")
         self.tokens_saved_total = counter("tokens_saved", "Tokens that a migration did not generate again.")

@@ -13,7 +13,7 @@ from dyn_relay.fleet.target import Target
 from dyn_relay.formats.base import CannotComplete, End, Exchange, Outbound, Reading
 from dyn_relay.http11.client import Upstream, request_parts
 from dyn_relay.http11.errors import BadResponse, EventTooLarge
-from dyn_relay.http11.headers import Headers, end_to_end
+from dyn_relay.http11.headers import Headers, end_to_end, get
 from dyn_relay.net import ConnectFailed, ConnectionBroken, Ended
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
@@ -25,7 +25,6 @@ from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 
 #: Seconds to wait for the end of the framing after the engine's last word, so that the connection can be reused.
 TAIL_PATIENCE = 0.1
-TOO_MANY_REQUESTS = 429
 #: What a worker says to a key that it does not know.
 _KEY_REFUSED = (401, 403)
 #: Seconds after the sending in which the end of a reused connection is put down to its age.
@@ -86,6 +85,12 @@ class Attempt:
         if self.reader is None:
             return []
         return [pair for pair in end_to_end(self.reader.response.headers) if pair[0] not in _REWRITTEN]
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds that a busy worker asks for (`Retry-After`); None if it does not, or names a date."""
+        text = get(self.reader.response.headers, b"retry-after") if self.reader is not None else None
+        return float(text) if text is not None and len(text) < 10 and text.isdigit() else None
 
     def unwanted(self) -> None:
         """The request was aborted: if the attempt is not sent yet, it never is."""
@@ -321,9 +326,7 @@ class Attempt:
         ):
             return Kind.KEY
         continued = exchange.delivered > 0 and not exchange.attempt_tokens
-        if end is not End.REFUSED or not continued:
-            return _KINDS[end]
-        return Kind.BUSY if reader.response.status == TOO_MANY_REQUESTS else Kind.UNFIT
+        return Kind.UNFIT if end is End.REFUSED and continued else _KINDS[end]
 
     def _phase(self, reader: AnswerReader) -> Phase:
         if self._exchange.attempt_tokens:

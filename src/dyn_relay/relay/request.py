@@ -309,7 +309,10 @@ class LogicalRequest:
                 self._current, self._last = None, attempt
                 return None
             if failure.rule.penalty and not self.abort_wished:
-                fleet.report(worker, False, failure.words, failure.kind.value)
+                refused = failure.kind is Kind.KEY
+                fleet.report(worker, False, failure.words, failure.kind.value, key_refused=refused)
+            if failure.kind is Kind.BUSY:
+                fleet.full(target, attempt.retry_after)
             if self._suspicious(failure, record):
                 await self._investigate(attempt, trial)
         return failure

@@ -88,6 +88,7 @@ def _server_args(worker: MockWorker) -> dict[str, Any]:
         "enable_return_indexer_topk": options.indexer_topk,
         "enable_deterministic_inference": options.deterministic,
         "disaggregation_mode": "null",
+        "random_seed": worker.seed,
     }
 
 
@@ -100,6 +101,7 @@ async def _server_info(worker: MockWorker, request: Request) -> Reply:
         "max_total_num_tokens": 1 << 20,
         "max_req_input_len": options.model.max_input,
         "kv_events": None,
+        "startup_time": {"scheduler_e2e": 1.0 + worker.seed / 2**32},
         "internal_states": [args] * options.dp_size,
         "version": options.version,
         "frontend": "python",

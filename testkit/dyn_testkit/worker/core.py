@@ -92,7 +92,8 @@ class MockWorker:
         self._boot()
 
     def _boot(self) -> None:
-        """A fresh process: nothing live, an empty cache, the weights it was started with."""
+        """A fresh process: nothing live, an empty cache, the weights it was started with, a seed of its own."""
+        self.seed = mix(mix_text(self.port, self.host), self.deaths) >> 34  # stock draws 30 bits
         self.renderer = Renderer(self.options)
         self.model_path = self.options.model_path
         self.scheduler = Scheduler(self.options, made=self.made)

@@ -33,7 +33,7 @@ def test_every_promised_name_is_there() -> None:
     names = {family.name for family in text_string_to_metric_families(Metrics().render().decode())}
     promised = """requests_in_flight attempts_in_flight requests attempts migrations refusals tokens_delivered
         tokens_saved cached_tokens poison ttft_seconds inter_token_seconds loop_lag_seconds worker_state
-        worker_in_flight http_requests discovery_up discovery_workers
+        worker_in_flight worker_transitions http_requests discovery_up discovery_workers
              queue_depth retry_queue_depth replay_buffer_bytes queue_refusals queue_wait_seconds"""
     assert {f"dyn_relay_{name}" for name in promised.split()} <= names
     assert {name for name in names if not name.startswith("process_")} == {f"dyn_relay_{n}" for n in promised.split()}

@@ -252,7 +252,7 @@ def test_comments_pass_and_are_no_progress() -> None:
 
 @pytest.mark.parametrize(
     ("status", "end"),
-    [(400, End.REFUSED), (401, End.REFUSED), (429, End.REFUSED), (503, End.BUSY), (500, End.FAILED), (502, End.FAILED)],
+    [(400, End.REFUSED), (401, End.REFUSED), (429, End.BUSY), (503, End.BUSY), (500, End.FAILED), (502, End.FAILED)],
 )
 @pytest.mark.parametrize("fields", [{}, {"stream": False}, {"text": "x", "input_ids": None, "stream": False}])
 def test_statuses(status: int, end: End, fields: dict[str, Any]) -> None:

@@ -94,6 +94,7 @@ class SglangFormat:
             routed_experts=_boolean(merged.get("enable_return_routed_experts")),
             indexer_topk=_boolean(merged.get("enable_return_indexer_topk")),
             dp_size=_ranks(merged.get("dp_size")),
+            epoch=_epoch(server),
         )
         for name in ("eos_token_id", "eos_token_ids"):
             told = merged.get(name)
@@ -171,6 +172,17 @@ def _defaults(infos: dict[str, object]) -> dict[str, object] | None:
 def _ranks(value: object) -> int | None:
     count = _integer(value)
     return count if count is not None and 0 < count <= _MOST_RANKS else None
+
+
+def _epoch(server: dict[str, object]) -> str | None:
+    """What tells one process from the next (0.5.23): the seed that it drew, unless it was given one, and how long its
+    schedulers took to start, in seconds to the nanosecond. `startup_time` has more, but each HTTP process of one
+    server may tell another `tokenizer_e2e`.
+    """
+    startup = server.get("startup_time")
+    took = startup.get("scheduler_e2e") if isinstance(startup, dict) else None
+    seed = _integer(server.get("random_seed"))
+    return None if took is None and seed is None else f"{seed} {took}"
 
 
 def _string(value: object) -> str | None:
