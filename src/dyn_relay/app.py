@@ -211,8 +211,10 @@ async def run(config: Config, seat: Seat | None = None) -> int:
     """Serve on real sockets until told to stop: by SIGTERM or SIGINT, or from its `seat`. Returns the exit code."""
     logs.setup(config.log_level, config.log_json, process=seat.number if seat else None)
     async with open_network() as network:
+        option = f"trace_file {config.trace_file}"
         try:
             with TraceFile(config.trace_file) if config.trace_file else nullcontext() as trace:
+                option = f"host {config.host}, port {config.port}"
                 listener = await network.listen(config.host, config.port, shared=seat is not None)
                 if seat is None:
                     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -228,7 +230,7 @@ async def run(config: Config, seat: Seat | None = None) -> int:
                 app = App(config, network, siblings=others)
                 return await _serve_until_told(app, listener, trace, seat.orders, seat.listening)
         except OSError as exc:
-            log.error("cannot start", error=str(exc))
+            log.error("cannot start", option=option, error=str(exc))
             return 1
 
 

@@ -51,6 +51,25 @@ async def world(
             yield World(relay, workers, nursery)
 
 
+async def aborted_in_between(w: World, plan: FaultPlan, body: dict[str, Any]) -> Response:
+    """The answer to a request that loses its worker by `plan`, and is aborted while it waits for w2 to be dialled."""
+    answers: list[Response] = []
+
+    async def client() -> None:
+        answers.append(await w.ask(body))
+
+    w.network.hang(("w2", 30000))
+    # Probes have pooled a connection to w2 already; without it the continuation has to dial, and hangs.
+    await trio.sleep(4)
+    async with trio.open_nursery() as clients:
+        clients.start_soon(client)
+        await plan.fired()
+        await trio.sleep(1)
+        await w.ask({"rid": body["rid"]}, "/abort_request")
+    [response] = answers
+    return response
+
+
 def judged(response: Response, body: dict[str, Any], oracle: Oracle, dialect: str = "cumulative") -> list[str]:
     """Where a client's answer is not the oracle's; a stream is folded first. Empty: it is exact."""
     if response.status != 200 or not response.complete:

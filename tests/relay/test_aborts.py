@@ -13,7 +13,7 @@ from dyn_testkit.faults import CLOSE, RESET, STALL, FaultPlan, at_token
 from dyn_testkit.relay import until
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
-from tests.relay.harness import judged, world
+from tests.relay.harness import aborted_in_between, judged, world
 
 SLOW = WorkerOptions(tick=0.05)
 BOTH = pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])
@@ -154,20 +154,7 @@ async def test_abort_while_no_worker_has_it(autojump_clock, stream):
     """Between two attempts: the answer ends as an abort with what was delivered, and no attempt follows."""
     plan = FaultPlan.in_order([(at_token(3), CLOSE)])
     async with world(plans=[plan, None], policy="round_robin") as w:
-        answers = []
-
-        async def client():
-            answers.append(await w.ask(generate(stream=stream, rid="R")))
-
-        w.network.hang(("w2", 30000))
-        # Probes have pooled a connection to w2 already; without it the continuation has to dial, and hangs.
-        await trio.sleep(4)
-        async with trio.open_nursery() as clients:
-            clients.start_soon(client)
-            await plan.fired()
-            await trio.sleep(1)
-            await w.ask({"rid": "R"}, "/abort_request")
-        [response] = answers
+        response = await aborted_in_between(w, plan, generate(stream=stream, rid="R"))
         value = response.values()[-1] if stream else response.json()
         assert value["meta_info"]["finish_reason"]["type"] == "abort"
         assert value["meta_info"]["completion_tokens"] == 3

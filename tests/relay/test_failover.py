@@ -286,3 +286,12 @@ async def test_first_two_then_work(autojump_clock):
         response = await w.ask(generate())
         assert judged(response, generate(), ORACLE) == []
         assert plan.count() == 2
+
+
+async def test_one_ranks_full_queue_is_not_the_others(autojump_clock):
+    """O2, A8: the next attempt may go to another rank of the same worker."""
+    plan = FaultPlan.of(faults.Fault(faults.AT_HEAD, status(503), first(1)))
+    async with world(plans=[plan, None], policy="round_robin") as w:
+        w.app.fleet.workers[0].divide(2)
+        assert judged(await w.ask(generate()), generate(), ORACLE) == []
+        assert [len(worker.generates) for worker in w.workers] == [2, 0]

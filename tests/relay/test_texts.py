@@ -17,7 +17,7 @@ from dyn_testkit.tokenizer import BYTE_LEVEL, PLAIN, SENTENCE_PIECE
 from dyn_testkit.worker import WorkerOptions, control
 from dyn_testkit.worker.texts import detokenize
 from dyn_testkit.worker.wire import Reply, json_reply
-from tests.relay.harness import judged, world
+from tests.relay.harness import aborted_in_between, judged, world
 
 #: Characters of one to four bytes; joined, variant and flag emoji; accents; Hangul in one and in jamo; Chinese.
 TEXTS = {
@@ -334,19 +334,7 @@ async def test_an_abort_while_no_worker_has_it(autojump_clock, stream):
     """The answer ends with the text that was told."""
     plan = FaultPlan.in_order([(at_token(6), CLOSE)])
     async with world(plans=[plan, None], options=WITH, policy="round_robin") as w:
-        answers = []
-
-        async def client():
-            answers.append(await w.ask(plain_request(stream, rid="R")))
-
-        w.network.hang(("w2", 30000))
-        await trio.sleep(4)
-        async with trio.open_nursery() as clients:
-            clients.start_soon(client)
-            await plan.fired()
-            await trio.sleep(1)
-            await w.ask({"rid": "R"}, "/abort_request")
-        [response] = answers
+        response = await aborted_in_between(w, plan, plain_request(stream, rid="R"))
         value = response.values()[-1] if stream else response.json()
         assert value["meta_info"]["finish_reason"]["type"] == "abort"
         assert ORACLE.answer(plain_request(stream))["text"].startswith(value["text"])

@@ -140,6 +140,10 @@ VERBS: dict[str, Callable[[Endpoints, str], Worker]] = {
 }
 
 
+#: Of its traits, what decides who gets a request, and who goes on with it; null: it does not say.
+_SHOWN = ("text", "incremental", "max_input", "deterministic", "routed_experts", "indexer_topk", "sampling_defaults")
+
+
 def _describe(worker: Worker) -> dict[str, object]:
     traits = worker.traits
     worker.recount()
@@ -158,6 +162,7 @@ def _describe(worker: Worker) -> dict[str, object]:
         "model_id": traits.model,
         "version": traits.version,
         "weight_version": traits.weight_version,
+        "traits": {name: getattr(traits, name) for name in _SHOWN},
     }
 
 

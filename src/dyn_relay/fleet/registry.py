@@ -22,7 +22,7 @@ from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedP
 from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.fleet.rejoin import Standing
-from dyn_relay.fleet.target import Lease, Target
+from dyn_relay.fleet.target import Lease, Target, no_tokens
 from dyn_relay.fleet.worker import TIER, TIERS, Signal, State, Worker
 from dyn_relay.formats.base import Format
 from dyn_relay.http11.client import Origin, Pool, fetch
@@ -33,11 +33,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("fleet")
 RECOUNT = 1.0
 #: At most this share of the workers tries suspects at a time; the others serve the rest undisturbed.
 QUARANTINE_SHARE = 0.5
-
-
 #: Who names a worker that was added over the control endpoints.
 HAND = "hand"
-
 #: An attempt of which nothing is known.
 ANY = Ask()
 
@@ -228,7 +225,7 @@ class Fleet:
         """True while anything is held against any request; only then do fingerprints matter."""
         return len(self._probation.register) > 0
 
-    def lease(self, target: Target, generations: int = 1, tokens: Callable[[], int] = lambda: 0) -> Lease:
+    def lease(self, target: Target, generations: int = 1, tokens: Callable[[], int] = no_tokens) -> Lease:
         """The attempt's claim on the target, for so many answers: `with fleet.lease(target):`.
 
         `tokens`: those that the engine holds for them at the moment.

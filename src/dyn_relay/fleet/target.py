@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from dyn_relay.fleet.worker import Worker
 
 
-def _no_tokens() -> int:
+def no_tokens() -> int:
+    """What an attempt holds whose tokens are not known."""
     return 0
 
 
@@ -89,7 +90,7 @@ class Lease:
         target: Target,
         on_release: Callable[[Target], None],
         generations: int = 1,
-        tokens: Callable[[], int] = _no_tokens,
+        tokens: Callable[[], int] = no_tokens,
     ) -> None:
         """`tokens`: what the engine holds for it at the moment."""
         self.target = target

@@ -244,3 +244,13 @@ def test_our_own_errors_say_which_answer_they_are_about() -> None:
     assert (said["index"], said["error"]["reason"]) == (1, "no_survivor")
     answer: Answer = item(stream=False).failure(502, "no_survivor", "all dead", started=True)
     assert (json.loads(answer.body)["index"], json.loads(answer.body)["reason"]) == (1, "no_survivor")
+
+
+@pytest.mark.parametrize("rid", ['[1e999,"b"]', "1e999", '{"a":1e999}', "[" * 5000 + "]" * 5000])
+def test_rids_that_no_engine_reads(rid: str) -> None:
+    """The engine shall say so itself."""
+    body = b'{"input_ids":[[1],[2]],"rid":%b}' % rid.encode()
+    opened = SglangFormat().split(NativeRequest("POST", "/generate", [], body), lambda: "ours")
+    assert not isinstance(opened, Bundle)
+    assert opened.admit(UNKNOWN).reason in ("rid", "body")
+    assert opened.dispatch(UNKNOWN, "ours", 0.0).body == body

@@ -81,7 +81,16 @@ def test_logprobs_that_do_not(stream: bool, deltas: bool, rows: Any) -> None:
 @both
 @dialects
 @pytest.mark.parametrize(
-    "spans", ["?", None, [], [{**SPANS[0], "end": 1}], [{**SPANS[0], "start": -3}], [{**SPANS[0], "end": 101}]]
+    "spans",
+    [
+        "?",
+        None,
+        [],
+        [{**SPANS[0], "end": 1}],
+        [{**SPANS[0], "start": -3}],
+        [{**SPANS[0], "end": 101}],
+        [{**SPANS[0], "start": 2}],
+    ],
 )
 def test_spans_that_do_not(stream: bool, deltas: bool, spans: Any) -> None:
     """H2."""
@@ -123,3 +132,13 @@ def test_unknown_rows_of_which_the_first_are_missing(stream: bool, deltas: bool,
 def test_unknown_states(stream: bool, deltas: bool, first: Any, last: Any) -> None:
     """F5: what tells how things are has its newest value."""
     assert finished(stream, deltas, {"own": first}, own=last)["meta_info"]["own"] == last
+
+
+@pytest.mark.parametrize("rows", [[], ROWS[1:3]], ids=["none", "two"])
+def test_logprobs_of_an_event_before_the_finish(rows: Any) -> None:
+    """A client that is told deltas has them for good."""
+    exchange = continued(stream=True, deltas=True, first={})
+    exchange.feed([event([9], 2, output_token_logprobs=ROWS[3:])], 12.0)
+    assert exchange.end is None
+    exchange.feed([event([9], 3, output_token_logprobs=rows)], 12.0)
+    assert exchange.end is End.GARBAGE

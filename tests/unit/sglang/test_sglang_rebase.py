@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sglang_kit import DIALECTS, DONE, SSE_HEAD, opened, sse
 
 from dyn_relay.formats.base import UNKNOWN, CannotComplete, End, Traits
 from dyn_relay.formats.sglang.answer import RULES, Rule
-from dyn_relay.formats.sglang.dialect import deltas
 from dyn_relay.formats.sglang.exchange import SglangExchange
-from dyn_relay.formats.sglang.spans import Span, merge, of_marks
-from dyn_relay.formats.sglang.wire import NotJson, read_fields, shield, unshield, write
 
 #: What a text prompt needs of its worker.
 SPEAKS = Traits(incremental=False, sampling_defaults={})
@@ -321,29 +314,6 @@ def test_weight_changes_inside_an_attempt() -> None:
     assert [tuple(span.values()) for span in meta["weight_versions"]] == [("1", 0, 1), ("2", 1, 4)]
 
 
-def test_corrupt_spans() -> None:
-    exchange = cut_after_two(weight_version="1")
-    end = {"finish_reason": {"type": "length", "length": 1}, "weight_version": "1"}
-    for spans in ("?", None, [], [{"version": "1", "start": 0, "end": 2}], [{"version": "1", "start": 1, "end": 1}]):
-        exchange.feed([event([9], 1, **end, weight_versions=spans)], 13.0)
-        assert exchange.end is End.GARBAGE
-        exchange.dispatch(UNKNOWN, "again", 14.0)
-        exchange.head(200, SSE_HEAD)
-
-
-@given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from("ab")), max_size=8))
-def test_spans_tile(steps: list[tuple[int, str]]) -> None:
-    at, marks, labels = 0, [], ""
-    for size, version in steps:
-        marks.append((at, version))
-        labels += version * size
-        at += size
-    spans = merge(of_marks(marks, at))
-    assert "".join(str(span.version) * (span.end - span.start) for span in spans) == labels
-    assert all(one.end == two.start and one.version != two.version for one, two in itertools.pairwise(spans))
-    assert merge([Span("a", 0, 0)]) == [Span("a", 0, 0)]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_first_attempt_of_whole_lists_is_told_in_the_engines_words(stream: bool) -> None:
     """All but the name: the newest prompt metadata, and lists that we would not know how to join."""
@@ -404,47 +374,6 @@ def test_numbers_that_are_none(literal: str, stream: bool) -> None:
     rows = b",".join(b'[%s,"a NaN",%d]' % (literal.encode(), one) for one in (7, 8, 9, 5))
     assert b'"output_token_logprobs":[%s]' % rows in data
     assert b'"output_ids":[7,8,9,5]' in data
-
-
-leaves = st.floats() | st.text() | st.none() | st.sampled_from(["NaN", '"NaN', "\\", "-Infinity"])
-
-
-@given(st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_shield(value: object) -> None:
-    """Any JSON of Python's own writer comes back byte for byte, and is strict JSON in between."""
-    for ascii_only in (True, False):
-        data = json.dumps({"x": value}, ensure_ascii=ascii_only, separators=(",", ":")).encode("utf-8", "surrogatepass")
-        assert unshield(shield(data)) == data
-        msgspec.json.decode(shield(data))
-
-
-def test_wire() -> None:
-    assert write(read_fields(b'{ "a" : [1 , NaN] , "a" : 2.50 }')) == b'{"a":2.50}'
-    assert write(read_fields(b'{"b":[ 1 , -Infinity ]}')) == b'{"b":[ 1 , -Infinity ]}'
-    for broken in (b'{"a":NaNa}', b"{", b'{"a":nan}', b"[" * 50_000):
-        with pytest.raises(NotJson):
-            read_fields(broken)
-
-
-@pytest.mark.parametrize(
-    ("length", "before", "total", "answer"),
-    [
-        (2, 0, 2, None),
-        (0, 0, 0, None),
-        (3, 2, 3, False),
-        (1, 2, 3, True),
-        (2, 2, 2, False),
-        (0, 2, 2, True),
-    ],
-)
-def test_deltas(length: int, before: int, total: int, answer: bool | None) -> None:
-    assert deltas(length, before, total) is answer
-
-
-@pytest.mark.parametrize(("length", "before", "total"), [(1, 0, 2), (3, 0, 2), (2, 2, 3), (1, 2, 1), (4, 2, 3)])
-def test_deltas_that_cannot_be(length: int, before: int, total: int) -> None:
-    with pytest.raises(ValueError, match="completion_tokens"):
-        deltas(length, before, total)
 
 
 def test_a_counter_that_is_no_number_ends_the_answer_loudly() -> None:
