@@ -207,6 +207,28 @@ async def test_a_replacement_waits_for_those_that_are_slow(autojump_clock, tmp_p
         assert stays in {worker.id for worker in replaced[0].app.fleet.workers}
 
 
+async def test_what_a_replacement_is_told_on_its_way_is_not_lost(autojump_clock, tmp_path):
+    """A worker leaves after one process has told of it, and before the other one, which is slow, has been heard."""
+    async with processes(tmp_path) as (relays, workers, start, network):
+        gone = relays[0].app.fleet.get(workers[0].url).id
+        relays[2].app.draining.set()
+        await until(lambda: ("process-2", 1) not in network.listening)
+        await trio.sleep(30)
+        network.deafen(("process-1", 1))
+        replaced = []
+
+        async def replace():
+            replaced.append(await start(2, replacement=True))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(replace)
+            await until(lambda: ("process-2", 1) in network.listening)
+            await trio.sleep(0.5)
+            assert not replaced
+            await relays[0].ask(None, f"/workers/{gone}", method="DELETE")
+        assert [worker.url for worker in replaced[0].app.fleet.workers] == [workers[1].url]
+
+
 async def test_if_all_are_new_the_configuration_holds(autojump_clock, tmp_path):
     """Two replacements ask each other, and neither knows."""
     async with processes(tmp_path, count=2) as (relays, workers, start, network):
