@@ -45,8 +45,9 @@ def worker_transitions() -> str:
     lines = ["| cause | before | after |", "|---|---|---|"]
     for signal in Signal:
         before: dict[State, list[str]] = {}
-        for (state, moved_by), after in TRANSITIONS.items():
-            if moved_by is signal:
+        for state in State:
+            after = TRANSITIONS.get((state, signal))
+            if after is not None:
                 before.setdefault(after, []).append(f"`{state}`")
         lines += [f"| {signal} | {', '.join(states)} | `{after}` |" for after, states in before.items()]
     return "\n".join(lines)
