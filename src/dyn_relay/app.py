@@ -24,6 +24,7 @@ from dyn_relay.observe.metrics import Metrics, WorkerSample, watch_loop_lag
 from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.context import Context
+from dyn_relay.relay.departures import Departures
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.orders import ORDER_TIMEOUT
 from dyn_relay.relay.service import Relay
@@ -79,7 +80,9 @@ class App:
             try:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
-                    door = Door(config, Endpoints(self.fleet, relay, self.metrics, self.draining), relay)
+                    departures = Departures(self.fleet, self.live, Chores(background))
+                    endpoints = Endpoints(self.fleet, relay, self.metrics, self.draining, departures)
+                    door = Door(config, endpoints, relay)
                     task_status.started()
                     await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
                     # The last requests may have left workers that still have to be told.

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 
+from dyn_relay.control import everyone
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.worker import State, Worker
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.server import Drain, Request
 from dyn_relay.observe.metrics import CONTENT_TYPE, Metrics
+from dyn_relay.relay.departures import Departures
 from dyn_relay.relay.explain import described
+from dyn_relay.relay.orders import Said
 from dyn_relay.relay.service import Relay
+
+_SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)s?")
 
 
 class BadInput(Exception):
@@ -29,6 +36,7 @@ class Endpoints:
     relay: Relay
     metrics: Metrics
     draining: Drain
+    departures: Departures
 
     def liveness(self, request: Request, name: str) -> Answer:
         """200 while the process serves at all."""
@@ -39,13 +47,18 @@ class Endpoints:
         ready = not self.draining.is_set() and any(worker.state is State.READY for worker in self.fleet.workers)
         return Answer(200 if ready else 503, b"")
 
+    def unpaused(self, request: Request, name: str) -> Answer:
+        """As `readiness`, and 503 in a pause, as SGLang's own `/ready`."""
+        return Answer(503, b"") if self.fleet.paused else self.readiness(request, name)
+
     def scrape(self, request: Request, name: str) -> Answer:
         """Prometheus."""
         return Answer(200, self.metrics.render(), CONTENT_TYPE.encode())
 
     def list_workers(self, request: Request, name: str) -> Answer:
         """`{"workers": [...]}`."""
-        return _json(200, {"workers": [_describe(worker) for worker in self.fleet.workers]})
+        workers = [_describe(worker) for worker in self.fleet.workers]
+        return _json(200, {"workers": workers, "paused": self.fleet.paused})
 
     def list_urls(self, request: Request, name: str) -> Answer:
         """`{"urls": [...]}`, as older routers answer."""
@@ -64,14 +77,82 @@ class Endpoints:
             raise BadInput(f"url: {exc}") from None
         return _json(202, _describe(worker))
 
+    def put_worker(self, request: Request, name: str) -> Answer:
+        """`{"url": ...}`, its own: 202, and it is taken back if it was leaving. Nothing else of it can be set."""
+        worker = self.fleet.get(unquote(name))
+        if worker is None:
+            return _unknown(name)
+        for field in _object(request):
+            if field != "url":
+                raise BadInput(f"{field}: nothing of a worker can be set but its url")
+        url = _url(request)
+        if self.fleet.get(url) is not worker:
+            raise BadInput(f"url: {worker.id} is {worker.url}; add another worker, and let this one leave")
+        return _json(202, _describe(self.fleet.add(url)))
+
     def remove_worker(self, request: Request, name: str) -> Answer:
         """By id or URL in the path, or `?url=`: no new attempts from now on; live ones end in peace."""
-        name = unquote(name) or _url(request)
+        return self._let_go(unquote(name) or _url(request), math.inf)
+
+    def drain_worker(self, request: Request, name: str) -> Answer:
+        """The same; `?after=30s` (or `30`): what still runs there then goes on elsewhere. 0: at once."""
+        after = parse_qs(request.query, keep_blank_values=True).get("after", [""])[-1]
+        seconds = _SECONDS.fullmatch(after)
+        if after and seconds is None:
+            raise BadInput(f"after: must be seconds, as 30s or 30, not {after!r}")
+        return self._let_go(unquote(name), float(seconds[1]) if seconds else math.inf)
+
+    def _let_go(self, name: str, after: float) -> Answer:
         try:
             worker = self.fleet.remove(name)
         except KeyError:
             return _unknown(name)
+        if after < math.inf:
+            self.departures.begin(worker, after)
+        else:
+            self.departures.forget(worker)
         return _json(202, _describe(worker))
+
+    # -- for all workers: see `everyone.py`
+
+    async def order(self, request: Request, name: str) -> Answer:
+        """Every worker is told; 200 if all have obeyed."""
+        return everyone.done(await self._told(request))
+
+    async def pause(self, request: Request, name: str) -> Answer:
+        """The same; no attempt begins from before they are told on, unless none of them obeys."""
+        already = self.fleet.paused
+        self.relay.pause()
+        said = await self._told(request)
+        if not already and not any(one.ok for one in said):
+            self.relay.go_on()
+        return everyone.done(said)
+
+    async def go_on(self, request: Request, name: str) -> Answer:
+        """The same; attempts begin as soon as one of them has obeyed."""
+        said = await self._told(request)
+        if any(one.ok for one in said):
+            self.relay.go_on()
+        return everyone.done(said)
+
+    async def loads(self, request: Request, name: str) -> Answer:
+        """What all workers have to do, as SGLang's `/v1/loads`; the query goes to them."""
+        if parse_qs(request.query).get("format", ["json"])[-1] != "json":
+            raise BadInput("format: must be json; /metrics of each worker has the other")
+        dead = frozenset(worker.id for worker in self.fleet.workers if worker.state is State.DEAD)
+        said = await self.relay.tell_all(replace(request, path=everyone.LOADS), everyone.QUICK)
+        return everyone.loads(said, dead)
+
+    async def _told(self, request: Request) -> list[Said]:
+        order = everyone.ORDERS[request.path.rstrip("/")]
+        said = await self.relay.tell_all(request, order.timeout)
+        if order.renews:
+            await self.fleet.relearn(one.worker for one in said if one.ok)
+        return said
+
+    def refuse(self, request: Request, name: str) -> Answer:
+        """What only one engine can be told."""
+        raise BadInput(f"{request.path}: its body is made for one engine; ask that one (GET /workers has its URL)")
 
     def abort(self, request: Request, name: str) -> Answer:
         """`{"rid": ..., "abort_all": ...}`: always 200 and empty, as SGLang answers, once the body is understood."""
@@ -111,6 +192,7 @@ def _describe(worker: Worker) -> dict[str, object]:
         "state": worker.state.value,
         "cause": worker.cause,
         "load": worker.load,
+        "in_flight": worker.in_flight,
         "served": worker.served,
         "failures": worker.failures,
         "model_id": traits.model,

@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from dyn_relay.config import Config
 from dyn_relay.control.auth import ADMIN, canonical, refusal
 from dyn_relay.control.endpoints import BadInput, Endpoints
+from dyn_relay.control.everyone import CONTINUE, LOADS, ONE_ENGINES, ORDERS, PAUSE
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.errors import error_body
 from dyn_relay.http11.headers import Headers
 from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.relay.service import METHOD_NOT_ALLOWED, Relay
 
-Handler = Callable[[Endpoints, Request, str], Answer]
+#: Some ask the workers.
+Handler = Callable[[Endpoints, Request, str], Answer | Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path: its handlers by method, and whether it needs the admin's key."""
+    """One path: its handlers by method, and whether it needs the admin's key (those of `auth.ADMIN` need it anyway)."""
 
     handlers: dict[str, Handler]
     admin: bool = False
 
 
-#: A path that ends in a slash takes one more segment, given to the handler as `name`.
+#: `*` stands for a part that is given to the handler as `name`.
 ROUTES: dict[str, Route] = {
     "/health": Route({"GET": Endpoints.readiness}),
     "/liveness": Route({"GET": Endpoints.liveness}),
     "/readiness": Route({"GET": Endpoints.readiness}),
     "/metrics": Route({"GET": Endpoints.scrape}),
     "/workers": Route({"GET": Endpoints.list_workers, "POST": Endpoints.add_worker}, admin=True),
-    "/workers/": Route({"GET": Endpoints.show_worker, "DELETE": Endpoints.remove_worker}, admin=True),
+    "/workers/*": Route(
+        {"GET": Endpoints.show_worker, "PUT": Endpoints.put_worker, "DELETE": Endpoints.remove_worker}, admin=True
+    ),
+    "/workers/*/drain": Route({"POST": Endpoints.drain_worker}, admin=True),
     "/add_worker": Route({"POST": Endpoints.add_worker}, admin=True),
     "/remove_worker": Route({"POST": Endpoints.remove_worker}, admin=True),
     "/list_workers": Route({"GET": Endpoints.list_urls}, admin=True),
     "/abort_request": Route({"POST": Endpoints.abort}, admin=True),
     "/admission/explain": Route({"POST": Endpoints.explain}, admin=True),
+    "/ready": Route({"GET": Endpoints.unpaused}),
+    LOADS: Route({"GET": Endpoints.loads}),
+    "/get_loads": Route({"GET": Endpoints.loads}),
+    **{path: Route(dict.fromkeys(order.methods, Endpoints.order)) for path, order in ORDERS.items()},
+    PAUSE: Route({"POST": Endpoints.pause}),
+    CONTINUE: Route({"POST": Endpoints.go_on}),
+    **{path: Route({"POST": Endpoints.refuse}) for path in ONE_ENGINES},
 }
 
+#: Those with such a part, the longest first.
+_OPEN_ENDED = sorted((key for key in ROUTES if "*" in key), key=len, reverse=True)
 #: `OPTIONS *` asks the server itself.
 _SERVER = Route({})
 
@@ -62,7 +76,7 @@ class Door:
             return
         allow: Headers = []
         if answer is None and route is not None:
-            answer, allow = self._own(route, request, name)
+            answer, allow = await self._own(route, request, name)
         assert answer is not None
         self._endpoints.metrics.http_requests_total(path if route else "other", f"{answer.status // 100}xx").inc()
         headers: Headers = [*answer.headers, *allow]
@@ -80,7 +94,7 @@ class Door:
             return Answer(400, error_body(400, f"the path is {plain} in disguise"))
         return None
 
-    def _own(self, route: Route, request: Request, name: str) -> tuple[Answer, Headers]:
+    async def _own(self, route: Route, request: Request, name: str) -> tuple[Answer, Headers]:
         methods = sorted({*route.handlers, "OPTIONS", *(("HEAD",) if "GET" in route.handlers else ())})
         allow: Headers = [(b"allow", ", ".join(methods).encode())]
         if request.method == "OPTIONS":
@@ -89,17 +103,19 @@ class Door:
         if handler is None:
             return METHOD_NOT_ALLOWED, allow
         try:
-            return handler(self._endpoints, request, name), []
+            answer = handler(self._endpoints, request, name)
+            return (answer if isinstance(answer, Answer) else await answer), []
         except BadInput as exc:
             return Answer(400, error_body(400, str(exc))), []
 
 
 def _split(path: str) -> tuple[str, str]:
-    """The route's key and what follows it: `/workers/w1` -> `/workers/`, `w1`. A trailing slash is no segment."""
+    """The route's key and what is its own: `/workers/w1` -> `/workers/*`, `w1`. A trailing slash is no segment."""
     trimmed = path.rstrip("/") or "/"
     if trimmed in ROUTES:
         return trimmed, ""
-    for key in ROUTES:
-        if key.endswith("/") and trimmed.startswith(key):
-            return key, trimmed[len(key) :]
+    for key in _OPEN_ENDED:
+        before, _, after = key.partition("*")
+        if trimmed.startswith(before) and trimmed.endswith(after) and len(trimmed) > len(before + after):
+            return key, trimmed[len(before) : len(trimmed) - len(after)]
     return trimmed, ""

@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from dyn_relay.config import Config
+from dyn_relay.fleet.calm import Calm
 from dyn_relay.fleet.health import Examiner, Fetch, Probe, Watch
 from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedPoison, Trial
 from dyn_relay.fleet.policies.base import Ask
@@ -74,7 +75,9 @@ class Fleet:
         self._watches: dict[str, Watch] = {}
         self._joined = 0
         self._nursery: trio.Nursery | None = None
-        self._waiting = trio.lowlevel.ParkingLot()  # suspects that wait for a worker of their own
+        self._waiting = trio.lowlevel.ParkingLot()  # suspects that wait for a worker of their own, and others
+        self._paused = False
+        self.calm = Calm(config.abort_settle_secs, clock, self._unpaused)
         register = PoisonRegister(config.suspect_attempts, config.poison_ttl_secs, clock)
         self._probation = Probation(register, self._changed, on_poison)
 
@@ -129,8 +132,23 @@ class Fleet:
         worker.apply(Signal.DRAIN, "", self._clock())
         if not drain or worker.in_flight == 0:
             self._forget(worker)
-        self._changed()
+        else:
+            self._changed()
         return worker
+
+    def leaving(self, worker: Worker) -> bool:
+        """It gets no new attempts, and goes when its last one has ended."""
+        return worker.state is State.DRAINING and self._workers.get(worker.id) is worker
+
+    @property
+    def paused(self) -> bool:
+        """No attempt is to begin."""
+        return self._paused
+
+    def pause(self, on: bool) -> None:
+        """Let no attempt begin until further notice, or end that."""
+        self._paused = on
+        self._changed()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Probe everybody until cancelled."""
@@ -145,6 +163,11 @@ class Fleet:
                 self._nursery = None
 
     # -- choosing
+
+    def ready(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> bool:
+        """Would `pick` find a target at a worker that is well?"""
+        usable = (w for w in self._workers.values() if w.state in TIERS[0] and w.id not in exclude and not w.locked)
+        return any(accept(w) and any(target.id not in exclude for target in w.targets) for w in usable)
 
     def pick(
         self, exclude: Collection[str] = frozenset(), accept: Callable[[Worker], bool] = _anybody, ask: Ask = ANY
@@ -187,7 +210,7 @@ class Fleet:
         return self._choose(free, exclude, ask)
 
     async def changed(self) -> None:
-        """Return when a suspect that was told `NotYet` may have better luck."""
+        """Return when something may have become possible: for a suspect that was told `NotYet`, in a pause, ..."""
         await self._waiting.park()
 
     @property
@@ -280,13 +303,26 @@ class Fleet:
             if worker.state is State.SUSPECT and over and worker.bad_probes <= 1:
                 worker.apply(Signal.PAROLE, "", now)
 
+    async def _unpaused(self) -> bool:
+        """No worker that could get an attempt says that it is paused."""
+        workers = self._candidates((), _anybody)
+        paused: list[bool] = []
+
+        async def ask(worker: Worker) -> None:
+            paused.append(await self._examiner.paused(worker))
+
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(ask, worker)
+        return not any(paused)
+
     def _released(self, target: Target) -> None:
-        worker = target.worker
-        if worker.state is State.DRAINING and worker.in_flight == 0 and self._workers.get(worker.id) is worker:
-            self._forget(worker)
+        if self.leaving(target.worker) and target.worker.in_flight == 0:
+            self._forget(target.worker)
 
     def _forget(self, worker: Worker) -> None:
         del self._workers[worker.id]
         self._watches.pop(worker.id).stop()
         self._policy.forget(worker)
         log.info("worker left", worker=worker.id, url=worker.url)
+        self._changed()

@@ -24,6 +24,7 @@ class OpaqueExchange:
     rid = ""
     named = False
     answering = False
+    leavable = False
     question: Outbound | None = None
 
     def __init__(self, method: str, target: str, content_type: bytes, body: bytes) -> None:

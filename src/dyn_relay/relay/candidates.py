@@ -31,6 +31,10 @@ class Candidates:
         """Such a worker is in the fleet. While it is, no other one's answer will do, though it be busy or dead."""
         return any(map(self.has_all, self._fleet.staying))
 
+    def ready(self, excluded: Collection[str]) -> bool:
+        """A worker that is well could take it now."""
+        return self._fleet.ready(excluded, self.has_all if self.some_has_all else self.may_take)
+
     def left(self, excluded: Collection[str]) -> list[Worker]:
         """Those that the request has not failed with."""
         return [worker for worker in self._fleet.staying if worker.id not in excluded]

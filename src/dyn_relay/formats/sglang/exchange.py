@@ -43,7 +43,7 @@ from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.rules import Rules
-from dyn_relay.formats.sglang.seam import CONTEXT, Seam
+from dyn_relay.formats.sglang.seam import CONTEXT, Seam, severable
 from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, raw, read, read_fields
 
 PATH = "/generate"
@@ -212,6 +212,25 @@ class SglangExchange(Reader):
             return None
         return self._finish(self._ledger.template, reason, now)
 
+    @property
+    def leavable(self) -> bool:
+        """May the current attempt be taken from its worker now?
+
+        Not while its finish is all that lacks (of a text only an engine can make it), nor where a stop string may have
+        begun.
+        """
+        if self.end is not None or self._finished or not self.verdict.migratable:
+            return False
+        if not self.delivered:
+            return True
+        try:
+            newest, tail = self._newest_id, self._tail if self._ledger.text else ""
+        except UNREADABLE:
+            return False
+        if self._finish_after(self.delivered, newest) or self._stops.may_have_ended(self._request, self.delivered):
+            return False
+        return not self._ledger.text or severable(self._request.stops, tail)
+
     def abort(self, now: float) -> bytes | None:
         """Somebody aborted the request while no worker had it: end the answer as the engine would have."""
         if self._finished:
@@ -316,13 +335,14 @@ class SglangExchange(Reader):
 
     def _own_finish(self) -> dict[str, object] | None:
         """The finish reason that the delivered tokens call for, if any; the order is the engine's."""
-        ids, request = self._ledger.ids, self._request
-        if not ids:
-            return None
-        if self._stops.ends(request, len(ids), ids[-1]):
-            return {"type": "stop", "matched": ids[-1]}
-        if request.max_new_tokens is not None and len(ids) >= request.max_new_tokens:
-            return {"type": "length", "length": len(ids)}
+        ids = self._ledger.ids
+        return self._finish_after(len(ids), ids[-1]) if ids else None
+
+    def _finish_after(self, tokens: int, newest: int) -> dict[str, object] | None:
+        if self._stops.ends(self._request, tokens, newest):
+            return {"type": "stop", "matched": newest}
+        if self._request.max_new_tokens is not None and tokens >= self._request.max_new_tokens:
+            return {"type": "length", "length": tokens}
         return None
 
 
