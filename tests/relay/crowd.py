@@ -50,7 +50,7 @@ async def crowd(
             nursery.start_soon(ask, request)
         await meanwhile()
     await w.quiet()
-    await trio.sleep(30)  # orders are under way
+    await trio.sleep(1)  # orders are under way
     history.run = Run(traced=True, tapped=True)
     history.rows = [dict(row) for row in w.rows]
     for worker in w.workers:
