@@ -97,7 +97,7 @@ async def test_a_rolling_restart_three_times_over(autojump_clock):
 async def test_200_streams_are_moved_over_sockets():
     """K3, in real time, between real sockets."""
     async with open_network() as network, open_fleet(network) as fleet:
-        workers = await fleet(4, options=[replace(one, tick=one.tick / 10) for one in MIXED])
+        workers = await fleet(4, options=[replace(one, tick=one.tick / 2) for one in MIXED])
         async with (
             open_relay(network, workers=[worker.url for worker in workers], wall=trio.current_time, seed=1) as relay,
             trio.open_nursery() as nursery,
@@ -107,13 +107,17 @@ async def test_200_streams_are_moved_over_sockets():
 
             async def drain():
                 await until(lambda: sum(worker.live for worker in workers) == 200)
-                await empty(w, 0)
-                await gone(w, 0)
-                await empty(w, 1)
-                await gone(w, 1)
+                for worker in workers:
+                    worker.scheduler.resume()
+                await until(lambda: all(live.ids for live in workers[0].scheduler.live.values()))
+                for number in (0, 1):
+                    await empty(w, number)
+                    await gone(w, number)
 
-            history = await crowd(w, ORACLE, plans(200, 48), drain)
+            for worker in workers:  # until all requests are there, however slow the machine is
+                worker.scheduler.pause("in_place")
+            history = await crowd(w, ORACLE, plans(200, 24), drain)
         assert wrong(history) == []
         causes = [attempt["cause"] for row in history.rows for attempt in row["attempts"]]
-        assert causes.count("moved") >= 90
+        assert causes.count("moved") >= 50
         assert set(causes) == {None, "moved"}
