@@ -17,6 +17,7 @@ from tests.relay import several
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.crowd import listed, order
 from tests.relay.harness import judged, world
+from tests.relay.test_texts import TOKENIZERS, recital
 
 SLOW = WorkerOptions(tick=1.0)
 BOTH = pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])
@@ -426,3 +427,34 @@ async def test_a_timer_does_not_hold_up_the_end_of_the_proxy(autojump_clock):
         await during(w, generate(5), drain)
         begun = trio.current_time()
     assert trio.current_time() - begun < 1
+
+
+@BOTH
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize(
+    ("text", "stop"),
+    [
+        ("a\n\nb\n\nHuman: c", "\n\nHuman"),
+        ("é€😀 ab é😀", "ab"),
+        ("中文中 abc", None),
+    ],
+)
+async def test_texts_are_moved_at_every_token(autojump_clock, stream, kind, text, stop):
+    """No half character is lost, or told twice. With stop strings it stays: one may have begun where nobody sees it."""
+    model, prompt, count = recital(kind, text)
+    tokenizer = TOKENIZERS[kind]
+    workers = [WorkerOptions(tick=1.0, model=model, tokenizer=tokenizer, skip_tokenizer_init=False) for _ in range(2)]
+    oracle = Oracle(model, tokenizer=tokenizer)
+    params = {"max_new_tokens": count, "temperature": 0, "ignore_eos": True, "stream_interval": 1, "stop": stop}
+    body = {"input_ids": prompt, "sampling_params": params, "stream": stream, "return_logprob": True}
+    moved = 0
+    for at in range(1, count):
+        async with world(options=workers, policy="round_robin") as w:
+
+            async def drain(at=at, w=w):
+                await made(w.workers[0], at)
+                await order(w, "/workers/w1/drain?after=0")
+
+            assert judged(await during(w, body, drain), body, oracle) == [], at
+            moved += len(w.rows[0]["attempts"]) - 1
+    assert moved == (0 if stop else count - 1)

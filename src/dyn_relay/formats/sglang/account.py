@@ -98,14 +98,6 @@ class Account:
             return self._ledger.ids[-1]
         return _ids.decode(read_fields(attempt.newest)[IDS])[-1]
 
-    @property
-    def _tail(self) -> str:
-        """The end of the text that was told."""
-        attempt, told = self._attempt, self._ledger.told.tail
-        if attempt.deltas or not attempt.tokens:
-            return told + attempt.told.tail
-        return told + attempt.since(_text_of(read_fields(attempt.newest)))
-
     def _stop(self, end: End, detail: str) -> None:
         self.end, self.detail = end, detail
 

@@ -43,7 +43,7 @@ from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.rules import Rules
-from dyn_relay.formats.sglang.seam import CONTEXT, Seam, severable
+from dyn_relay.formats.sglang.seam import CONTEXT, Seam
 from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, raw, read, read_fields
 
 PATH = "/generate"
@@ -216,20 +216,20 @@ class SglangExchange(Reader):
     def leavable(self) -> bool:
         """May the current attempt be taken from its worker now?
 
-        Not while its finish is all that lacks (of a text only an engine can make it), nor where a stop string may have
-        begun.
+        Not while its finish is all that lacks: of a text only an engine can make it. Nor if a text has stop strings:
+        one may have begun, also in half a character that the worker still owes, and only that worker knows.
         """
         if self.end is not None or self._finished or not self.verdict.migratable:
             return False
         if not self.delivered:
             return True
+        if self._ledger.text and self._request.stops:
+            return False
         try:
-            newest, tail = self._newest_id, self._tail if self._ledger.text else ""
+            ended = self._finish_after(self.delivered, self._newest_id)
         except UNREADABLE:
             return False
-        if self._finish_after(self.delivered, newest) or self._stops.may_have_ended(self._request, self.delivered):
-            return False
-        return not self._ledger.text or severable(self._request.stops, tail)
+        return ended is None and not self._stops.may_have_ended(self._request, self.delivered)
 
     def abort(self, now: float) -> bytes | None:
         """Somebody aborted the request while no worker had it: end the answer as the engine would have."""

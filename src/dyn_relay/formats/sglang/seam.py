@@ -257,11 +257,6 @@ class Seam:
         return text[: text.index(matched) + (len(matched) if self._request.keeps_stops else 0)]
 
 
-def severable(stops: Sequence[str], tail: str) -> bool:
-    """After a text that ends in `tail`, and maybe half a character: is no stop string begun, which would be missed?"""
-    return all(stop.isascii() for stop in stops) and not _begun(stops, tail[-Told.KEPT :], tail[-Told.KEPT :])
-
-
 def _begun(stops: Sequence[str], before: str, text: str, more: int = 0) -> bool:
     """May a stop string be in `text` of which a part is in `before`, or in `more` characters after it?
 
