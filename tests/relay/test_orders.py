@@ -8,6 +8,7 @@ import trio
 from dyn_relay.control.auth import ADMIN
 from dyn_relay.control.everyone import ONE_ENGINES, ORDERS
 from dyn_relay.control.routes import ROUTES
+from dyn_relay.net import ConnectionBroken
 from dyn_testkit.client import fetch
 from dyn_testkit.relay import until
 from dyn_testkit.worker import WorkerOptions, control
@@ -105,12 +106,11 @@ async def test_an_order_is_given_once(autojump_clock, monkeypatch):
     """A connection that breaks under it is no reason to say it again: the worker may have heard it."""
     heard = []
 
-    async def die(worker, request):
+    async def hang_up(worker, request):
         heard.append(worker.host)
-        worker.kill()
-        await trio.sleep_forever()
+        raise ConnectionBroken
 
-    monkeypatch.setitem(control.ROUTES, "/load_lora_adapter", (("POST",), True, die))
+    monkeypatch.setitem(control.ROUTES, "/load_lora_adapter", (("POST",), True, hang_up))
     async with world(plans=[None]) as w:
         await w.ask(generate(2))  # leaves an idle connection
         answer = await order(w, "/load_lora_adapter", {})

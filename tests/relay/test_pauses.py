@@ -124,7 +124,9 @@ async def test_what_was_not_sent_yet_is_taken_back(autojump_clock):
             await until(lambda: w.app.fleet.workers[0].in_flight)
             with trio.move_on_after(1):  # w1 cannot be told
                 await order(w, "/pause_generation", {})
+            begun = trio.current_time()
             await until(lambda: not w.app.fleet.workers[0].in_flight)
+            assert trio.current_time() - begun < 1
             w.network.accept(("w1", 30000))
             await trio.sleep(30)
             assert [len(worker.generates) for worker in w.workers] == [0, 0]
@@ -172,7 +174,7 @@ async def test_a_pause_with_on_abort_resume(autojump_clock):
     async with world(options=SLOW, on_abort="resume", migration_limit=1) as w:
 
         async def pause():
-            for _ in range(3):
+            for _ in range(6):
                 await order(w, "/pause_generation", {"mode": "abort"})
                 await trio.sleep(60)
                 assert [worker.live for worker in w.workers] == [0, 0]
