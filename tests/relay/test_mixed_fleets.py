@@ -10,6 +10,7 @@ import trio
 from dyn_testkit import faults
 from dyn_testkit.engine import Model
 from dyn_testkit.faults import CLOSE, FaultPlan, at_token
+from dyn_testkit.tokenizer import BYTE_LEVEL
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged, world
@@ -51,6 +52,25 @@ async def test_what_is_spelled_goes_to_a_tokenizer(autojump_clock, stream, what)
     asked_workers, response = await served_by([BARE, TEXT, BARE, TEXT], asked(stream, **SPELLED[what]))
     assert asked_workers == {1, 3}
     assert response.status == 200
+
+
+@both
+async def test_what_ends_an_answer_is_learnt_of_workers_that_are_alike(autojump_clock, stream):
+    """A tokenizer has an EOS of its own, 9 here; to a worker without one 9 is a token like any other."""
+    bare = Model(eos_token_ids=(2,), recites=(5, 6, 7, 20, 21, 9, 30, 31, 32, 33, 34, 35))
+    model = replace(bare, eos_token_ids=(2, 9))
+    spelling = WorkerOptions(model=model, skip_tokenizer_init=False, tokenizer=BYTE_LEVEL)
+    plans = [None, FaultPlan.in_order([(at_token(3), CLOSE)]), None]
+    body = generate(8, stream=stream, input_ids=[5, 6, 7])
+    body["sampling_params"] |= {"ignore_eos": False, "stream_interval": 1}
+    options = [spelling, *[WorkerOptions(model=bare)] * 2]
+    async with world(plans=plans, options=options, policy="round_robin") as w:
+        first, second = [await w.ask(body) for _ in range(2)]
+        values = [response.values()[-1] if stream else response.json() for response in (first, second)]
+        assert values[0]["meta_info"]["finish_reason"] == {"type": "stop", "matched": 9}
+        assert values[1]["meta_info"]["finish_reason"] == {"type": "length", "length": 8}
+        assert values[1]["output_ids"] == [20, 21, 9, 30, 31, 32, 33, 34]
+        assert [len(worker.generates) for worker in w.workers] == [1, 1, 1]
 
 
 @both

@@ -244,7 +244,7 @@ class Exchange(Protocol):
         """Take whole events; return what the client's body gets (always `b""` for a unary client).
 
         Sets `end` when the engine has said its last word. The events of an end other than FINISHED/ABORTED are held
-        back: see `last_words`. After `end` is set, further events are ignored.
+        back: see `last_words`. After `end` is set, further events are ignored. Raises `CannotComplete`.
         """
 
     def body(self, data: bytes, now: float) -> None:

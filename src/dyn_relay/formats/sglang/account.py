@@ -29,6 +29,7 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.fold import SENT
 from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
+from dyn_relay.formats.sglang.lineup import check_finish
 from dyn_relay.formats.sglang.rebase import View, add_counters, renew, snapshot, unlike
 from dyn_relay.formats.sglang.replay import replays_of
 from dyn_relay.formats.sglang.request import Request
@@ -119,7 +120,8 @@ class Account:
     def _account(self, data: bytes, now: float, whole: bytes) -> int | None:
         """Check an event and count it. Returns the attempt's tokens before it; None if it is no part of an answer.
 
-        Raises `ValueError` if it cannot be the next event of this attempt.
+        Raises `ValueError` if it cannot be the next event of this attempt, `CannotComplete` if it ends the answer with
+        what nobody can join.
         """
         attempt = self._attempt
         if self._finished:
@@ -155,6 +157,8 @@ class Account:
                 return None
         if self._ledger.replays:
             self._note_rows(event, data, last, total)
+        if last is Kind.FINISH and attempt.base:
+            check_finish(self._ledger, attempt, data, before, total)
         if isinstance(ids, list):
             if len(ids) != total - before:
                 raise ValueError(f"{len(ids)} ids where completion_tokens went from {before} to {total}")
@@ -240,9 +244,10 @@ class Account:
             return
         if attempt.hint is not Dialect.INCREMENTAL:
             # There were releases that repeated the text.
-            if attempt.base:
+            if not attempt.base:
+                self.verdict = Verdict("text")
+            if attempt.base or not self.streaming:
                 raise ValueError("its ids are deltas, its text may be none")
-            self.verdict = Verdict("text")
         if self.streaming and (self._dialect is None or self._dialect.ids_are_deltas):
             attempt.told.forget()
         attempt.told.add(attempt.opening[attempt.told.length :])
@@ -268,7 +273,7 @@ class Account:
             return
         ledger.text = "text" in top
         self._open(top)
-        if ledger.text and self._attempt.hint is None:
+        if ledger.text and (self._attempt.hint is None or not self._attempt.detokenizes):
             self.verdict = Verdict("text")
         if self._request.by_text:
             if "prompt_token_ids" in top:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dyn_relay.formats.base import Traits
-from dyn_relay.formats.sglang.continuation import ample, ends_apart
+from dyn_relay.formats.sglang.continuation import ample, detokenizes, ends_apart
 from dyn_relay.formats.sglang.replay import SWITCHES
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.wire import raw
@@ -61,13 +61,14 @@ def _text_words(standing: Standing) -> str:
 
 
 def _dialect(standing: Standing, traits: Traits) -> bool:
-    return not standing.delivered or not standing.text or traits.incremental is not None
+    told = traits.incremental is not None and detokenizes(traits)
+    return not standing.delivered or not standing.text or told
 
 
 def _dialect_words(standing: Standing) -> str:
     if not standing.delivered or not standing.text:
         return ""
-    return "says whether it streams deltas (`incremental_streaming_output`)"
+    return "says whether it streams deltas (`incremental_streaming_output`), and that it is SGLang 0.5.23 or later"
 
 
 def _model(standing: Standing, traits: Traits) -> bool:

@@ -114,8 +114,10 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def count(ids: Raw) -> int:
-    """Number of elements of a flat array of numbers, without reading them."""
+    """Number of elements of a flat array of numbers, without reading them. Raises `Foreign` if it is no array."""
     body = bytes(ids)
+    if body[:1] != b"[":
+        raise Foreign("output_ids is no list")
     commas = body.count(b",")
     return commas + 1 if commas or inside(body) else 0
 

@@ -23,7 +23,7 @@ from dyn_relay.formats.sglang.admission import judge
 from dyn_relay.formats.sglang.answer import RECOMPUTED
 from dyn_relay.formats.sglang.batch import asked
 from dyn_relay.formats.sglang.demands import DEMANDS, Standing
-from dyn_relay.formats.sglang.dialect import Dialect
+from dyn_relay.formats.sglang.dialect import Dialect, hinted
 from dyn_relay.formats.sglang.events import (
     DONE,
     DONE_EVENT,
@@ -69,6 +69,8 @@ class SglangExchange(Reader):
         self._traits = Traits()
         self._status = 0
         self._content_type = b""
+        #: The current attempt's worker was sent the client's own body.
+        self._as_is = False
         #: A worker's answer that was no stream.
         self._whole: Answer | None = None
         #: The finish that was made here.
@@ -125,17 +127,19 @@ class SglangExchange(Reader):
             self._ledger.opened = now
         if not self.verdict.migratable:
             rid = self.rid
-        self._stops = self._rules.stops[traits.model]
-        hint = None if traits.incremental is None else Dialect.INCREMENTAL if traits.incremental else Dialect.CUMULATIVE
+        self._stops = self._rules.stops[traits.model, traits.text]
+        hint = hinted(traits.incremental)
         pace = continuation.interval(request, traits, self.delivered) if self.verdict.migratable else 0
         self._whole = None
         attempt = Attempt(number, rid, self.delivered, now, hint, pace)
+        attempt.detokenizes = continuation.detokenizes(traits)
         attempt.deterministic, attempt.expected = traits.deterministic is True, traits.weight_version
         if self.delivered and self._ledger.text:
             before, ids = request.last_ids(CONTEXT), self._ledger.ids
             attempt.seam = Seam(request, before, ids, self._ledger.told, deltas=traits.incremental is True)
         self._begin(attempt)
-        if not self.verdict.migratable:
+        self._as_is = not self.verdict.migratable
+        if self._as_is:
             return Outbound(request.method, PATH, request.body, request.content_type)
         if self._owed_finish:
             self._take = self._take_rows
@@ -180,8 +184,8 @@ class SglangExchange(Reader):
                 self._stop(End.GARBAGE, f"the answer is not JSON: {exc}")
                 return
             self.feed(((b"", data), (b"", DONE)), now)
-            same = self._attempt.rid == self.rid and not self._attempt.base and not self._request.hides_prompt
-            if self.end is End.FINISHED and same:
+            own = self._attempt.rid == self.rid and not self._attempt.base and not self._request.hides_prompt
+            if self.end is End.FINISHED and (own or self._as_is):
                 self._whole = Answer(200, data, self._content_type)
             return
         self._stop(End.GARBAGE, f"status {self._status}, {self._content_type.decode('latin-1')}")
@@ -237,15 +241,14 @@ class SglangExchange(Reader):
             return self.complete(now)
         if not self.verdict.migratable:
             alone = not self._request.unreadable and not asked(self._request).several
-            return (
-                self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
-                if alone and not self._shown
-                else None
-            )
+            return self._finish(self._unbegun(), fold.ABORTED_IN_QUEUE, now) if alone and not self._shown else None
         self._settle()
         if self._ledger.template is None:
-            return self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
+            return self._finish(self._unbegun(), fold.ABORTED_IN_QUEUE, now)
         return None if self._owes_rows else self._finish(self._ledger.template, fold.ABORTED, now)
+
+    def _unbegun(self) -> tuple[Fields, Fields]:
+        return fold.abort_echo(self._request, self.rid, self._traits.weight_version)
 
     @property
     def _owes_rows(self) -> bool:
@@ -301,7 +304,7 @@ class SglangExchange(Reader):
         sent = self._sent[0] + now - self._sent[1] if self._sent is not None else None
         try:
             body, meta = self._local or self._view(now, attempt.tokens).event(attempt.echo or attempt.newest)
-            whole = meta if attempt.echo else restored(self._ledger, meta)
+            whole = meta if attempt.echo and not attempt.base else restored(self._ledger, meta)
             return Answer(200, fold.unary(body, whole, sent))
         except UNREADABLE as exc:
             raise CannotComplete("meta_info") from exc

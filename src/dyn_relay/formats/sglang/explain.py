@@ -100,4 +100,5 @@ def _stand_ins(request: Request, traits: Traits, spare: int, after: int) -> tupl
 
 def spare_id(request: Request, ends: set[int]) -> int:
     """The least token id that ends no answer."""
-    return next(one for one in count() if one not in ends and not request.names_stop(one))
+    taken = ends | request.stop_ids
+    return next(one for one in count() if one not in taken)

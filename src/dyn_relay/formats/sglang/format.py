@@ -13,7 +13,7 @@ from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.events import DONE_EVENT
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
 from dyn_relay.formats.sglang.explain import STOCK, explain, refused, spare_id
-from dyn_relay.formats.sglang.item import Item, joined
+from dyn_relay.formats.sglang.item import Common, Item, joined
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.wire import Foreign, NotJson, raw, read, write
@@ -65,7 +65,8 @@ class SglangFormat:
             return whole
         if not found:
             return self._exchange(parsed, fresh())
-        made = [Item(share, index, self._rules) for index, share in enumerate(found)]
+        common = Common()
+        made = [Item(share, index, self._rules, common) for index, share in enumerate(found)]
         return Bundle(parsed.rid or fresh(), made, DONE_EVENT, joined)
 
     def _exchange(self, request: Request, rid: str) -> SglangExchange:
@@ -95,7 +96,7 @@ class SglangFormat:
         for name in ("eos_token_id", "eos_token_ids"):
             told = merged.get(name)
             ids = map(_integer, told if isinstance(told, list) else [told])
-            self._rules.stops[traits.model].eos.update(one for one in ids if one is not None)
+            self._rules.stops[traits.model, traits.text].eos.update(one for one in ids if one is not None)
         return traits
 
     def explain(self, request: NativeRequest, traits: Traits, after: int) -> Explanation:
@@ -109,7 +110,9 @@ class SglangFormat:
             exchange = self._exchange(_spared(parsed), "given")
         except Rejected as exc:
             return refused(exc)
-        return explain(exchange, parsed, traits, spare_id(parsed, self._rules.stops[traits.model].eos), after)
+        return explain(
+            exchange, parsed, traits, spare_id(parsed, self._rules.stops[traits.model, traits.text].eos), after
+        )
 
     def abort(self, rid: str) -> Outbound:
         """The request that makes a worker drop the attempt `rid`."""

@@ -63,6 +63,7 @@ class Reader(Account):
             self._take = self._folded
         else:
             plain = attempt.rid == self.rid and not attempt.base and not self._request.hides_prompt
+            plain = plain and self._dialect in (None, attempt.hint)
             self._take = self._plain if plain else self._rebased
 
     @property

@@ -84,8 +84,10 @@ class View:
         for name, pairs in RATIOS.items():
             if name in result:
                 result[name] = self._ratio(pairs, result) or result[name]
-        if self.attempt.base and not self.attempt.echo:
+        if self.attempt.base:
             result = restored(self.ledger, result)
+            if "weight_version" in result and not self.attempt.tokens and self.ledger.spans:
+                result["weight_version"] = raw(self.ledger.spans[-1].version)  # whoever made no token has no say in it
         if self.tells_recomputed and (again := recomputed(self.ledger)):
             result[RECOMPUTED] = raw(again)
         return result
@@ -144,7 +146,11 @@ class View:
         client = self.dialect.rows_are_deltas
         if not known and attempt.events == 1 and len(read_rows(value)) != attempt.tokens:
             attempt.not_rows.add(name)
-        if (client and worker) or name in attempt.not_rows:
+        if client and worker:
+            if known and attempt.base and len(read_rows(value)) != attempt.tokens - self.before:
+                raise Foreign(f"{name} has not one element a token")
+            return value
+        if name in attempt.not_rows:
             return value
         tail = attempt.pieces.get(name) if worker else None
         if worker:
