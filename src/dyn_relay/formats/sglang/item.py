@@ -60,9 +60,11 @@ class Item(SglangExchange):
     def dispatch(self, traits: Traits, rid: str, now: float, rank: int | None = None) -> Outbound:
         """As any exchange; what comes is told in the dialect of all. Raises `CannotComplete` if it cannot be."""
         if self.streaming:
-            self._dialect = self._common.adopt(traits)
-            if not self.verdict.migratable and not self._common.speaks(traits):
-                raise CannotComplete(_DIALECT)
+            common = self._common.adopt(traits)
+            if not self._common.speaks(traits):
+                if not self.verdict.migratable:
+                    raise CannotComplete(_DIALECT)
+                self._dialect = self._dialect or common
         return super().dispatch(traits, rid, now, rank)
 
     @property
