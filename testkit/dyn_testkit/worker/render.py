@@ -177,6 +177,8 @@ class Renderer:
             meta["e2e_latency"] = trio.current_time() - live.started
         if stamped:
             meta["response_sent_to_client_ts"] = self.wall()
+        if not self.options.tells_versions:
+            meta = {name: value for name, value in meta.items() if name not in ("weight_version", "weight_versions")}
         return meta
 
     def _logprobs(self, live: Live, since: int) -> dict[str, Any]:

@@ -388,7 +388,8 @@ def test_unfit() -> None:
         ({}, 1, None, False),
         ({}, 0, None, True),
         ({}, 0, {"top_p": 0.9}, False),
-        (None, 1, {}, True),
+        (None, 0, {}, True),
+        (None, 1, {}, False),
         (None, 1, None, True),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -458,3 +459,15 @@ def test_a_counter_that_is_no_number_ends_the_answer_loudly() -> None:
     exchange.feed([sse(data.replace(b'"spec_verify_ct":4', b'"spec_verify_ct":1e999')), DONE], 13.0)
     with pytest.raises(CannotComplete, match="meta_info"):
         exchange.answer(14.0)
+
+
+def test_what_the_first_worker_says_late() -> None:
+    """Its infos came after the request: they count, once; without them nobody is known to be like it."""
+    known = Traits(model="a", sampling_defaults={}, text=False)
+    exchange = cut_after_two()
+    exchange.admit(UNKNOWN)
+    assert exchange.unfit(known) == "model"
+    exchange.know(known)
+    assert exchange.unfit(known) == ""
+    exchange.know(replace(known, model="b"))
+    assert exchange.unfit(known) == ""

@@ -99,6 +99,14 @@ class Account:
             return self._ledger.ids[-1]
         return _ids.decode(read_fields(attempt.newest)[IDS])[-1]
 
+    def _may_follow(self, version: object) -> bool:
+        """Do weights of the version fit those of the tokens so far? If not, nothing of the attempt is taken."""
+        policy = self._rules.weights
+        if policy.fits(self._versions(), version):
+            return True
+        self._stop(End.REFUSED, f"weight_version {version}, by --weight-version-policy {policy.text}")
+        return False
+
     def _stop(self, end: End, detail: str) -> None:
         self.end, self.detail = end, detail
 
@@ -151,9 +159,7 @@ class Account:
         spans = None if meta.weight_versions is UNSET else stated(meta.weight_versions, total)
         if attempt.base and total and not before:
             version = spans[0].version if spans else meta.weight_version
-            policy = self._rules.weights
-            if not policy.fits(self._versions(), version):
-                self._stop(End.REFUSED, f"weight_version {version}, by --weight-version-policy {policy.text}")
+            if not self._may_follow(version):
                 return None
         if self._ledger.replays:
             self._note_rows(event, data, last, total)
@@ -174,7 +180,7 @@ class Account:
             self._first(data, now)
         attempt.events += 1
         if total != before:
-            if meta.weight_version != attempt.version:
+            if meta.weight_version != attempt.version or not attempt.marks:
                 attempt.change(meta.weight_version, total - before, keep=not self.streaming)
             attempt.tokens = self.attempt_tokens = total
             attempt.last_delta = total - before

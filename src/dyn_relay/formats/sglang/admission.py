@@ -122,6 +122,7 @@ _STRINGS = (
 )
 _THINK = "the thinking counter and its grammar start with the request"
 _INTERNAL = "worker-internal input that the delivered tokens do not extend"
+_SPLIT = "with `--split-batches` each answer is a request of its own"
 _INSIDE = "it names something inside one worker"
 
 #: In the order of judging: the first row that forbids gives the reason.
@@ -131,7 +132,13 @@ TABLE: tuple[Row, ...] = (
     unreadable("body", _BODY, "not a JSON object", "the engine answers 400"),
     unreadable("stream", _TOP, "not a boolean", "the engine answers 400"),
     unreadable("return_prompt_token_ids", _TOP, "not a boolean", "the engine answers 400"),
-    Row("batch", _TOP, "several prompts, or lists of parameters", "all or nothing: answers are interleaved", _batch),
+    Row(
+        "batch",
+        _TOP,
+        "several prompts, or lists of parameters",
+        f"all or nothing: answers are interleaved; {_SPLIT}",
+        _batch,
+    ),
     unreadable("rid", _TOP, 'not a string, or `""`', "the attempt could not be named, nor aborted"),
     unreadable("sampling_params", _TOP, "not an object", "the engine answers 400"),
     Row(
@@ -179,7 +186,7 @@ TABLE: tuple[Row, ...] = (
         "the engine answers 400",
         lambda request, _: request.prompt is None and not request.by_text,
     ),
-    unless(_SAMPLING, "n", (0, 1), "several answers share one request"),
+    unless(_SAMPLING, "n", (0, 1), f"several answers share one request; {_SPLIT}"),
     unless(_SAMPLING, "beam_width", (None, 0, 1), "the beams live in the worker"),
     unless(_SAMPLING, "json_schema", (None, ""), _GRAMMAR),
     unless(_SAMPLING, "regex", (None, ""), _GRAMMAR),

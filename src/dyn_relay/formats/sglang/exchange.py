@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from dyn_relay.formats.base import (
+    UNKNOWN,
     Answer,
     CannotComplete,
     End,
@@ -44,6 +45,7 @@ from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
+from dyn_relay.formats.sglang.spans import label
 from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, raw, read, read_fields
 
 PATH = "/generate"
@@ -78,6 +80,11 @@ class SglangExchange(Reader):
         #: The reason of one that is made as soon as its rows to replay are there; {} for none.
         self._owed_finish: dict[str, object] = {}
 
+    @property
+    def request(self) -> Request:
+        """What the client asked for, of a split request for this answer."""
+        return self._request
+
     def admit(self, traits: Traits) -> Verdict:
         """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
         self._traits = traits
@@ -87,6 +94,11 @@ class SglangExchange(Reader):
         if self.unsplit and self.verdict.reason in ("batch", "n"):
             self.verdict = Verdict(self.unsplit)
         return self.verdict
+
+    def know(self, traits: Traits) -> None:
+        """What the worker of attempt 0 says by now; it counts if it had said nothing."""
+        if self._traits == UNKNOWN:
+            self._traits = traits
 
     def fingerprint(self) -> bytes:
         """32 bytes; see `Request.fingerprint`."""
@@ -263,6 +275,9 @@ class SglangExchange(Reader):
         meta = meta_of(data)
         if kind(event) is not Kind.FINISH or total_of(event) or plain(meta["id"]) != self._attempt.rid:
             raise ValueError("more than the rows that it was asked for")
+        assert event.meta_info is not None
+        if not self._may_follow(event.meta_info.weight_version):
+            return ()
         rows: Fields = {}
         for name, replay in self._ledger.replays.items():
             if name in meta:
@@ -317,9 +332,13 @@ class SglangExchange(Reader):
         """The relay's own error inside a started stream."""
         return errors.failure_event(status, reason, message, self.delivered)
 
-    def crossed_versions(self) -> bool:
-        """True if the answer's tokens come from more than one weight version."""
-        return len({str(version) for version in self._versions() if version is not None}) > 1
+    def crossed_versions(self) -> bool | None:
+        """True if an answer's tokens come from more than one weight version; None if not all that made them told."""
+        answers = [{*map(label, self._versions()), *self._labels[0]}, *self._labels.values()]
+        if any(len(labels - {None}) > 1 for labels in answers):
+            return True
+        unseen = not self.verdict.migratable and not any(answers)
+        return None if unseen or any(None in labels for labels in answers) else False
 
     def resampled(self) -> bool:
         """True if several attempts drew the tokens, and not all by their positions."""

@@ -7,7 +7,7 @@ from msgspec import Raw
 from dyn_relay.formats.sglang.answer import IDS, Rule, rule
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.request import ABSENT, Request
-from dyn_relay.formats.sglang.spans import Span, render
+from dyn_relay.formats.sglang.spans import Span, known, render
 from dyn_relay.formats.sglang.wire import NULL, Fields, is_list, raw, read_rows, write
 
 SENT = "response_sent_to_client_ts"
@@ -56,7 +56,7 @@ def finish(
             meta[name] = raw(reason)
         elif dialect.rows_are_deltas and _is_delta(name, value, last_delta):
             meta[name] = _NOTHING
-        if name == "cached_tokens" and spans:
+        if name == "cached_tokens" and spans and known(spans):
             meta["weight_versions"] = render(spans)
     meta.update(rows)
     meta["e2e_latency"] = raw(latency)

@@ -212,7 +212,7 @@ class Attempt:
         Its text has been said, its lists are not gathered yet.
         """
         before = self.version if self.tokens else self.expected
-        if keep and self.checkpoint is None and tokens > 1 and before not in (None, version):
+        if keep and self.checkpoint is None and tokens > 1 and None not in (before, version) and before != version:
             pieces = {name: (rows.count, len(rows.text)) for name, rows in self.pieces.items()}
             told = self.told.length - len(self.fresh)
             self.checkpoint = Checkpoint(self.newest, self.tokens, self.last_delta, len(self.marks), pieces, told)

@@ -10,7 +10,7 @@ from msgspec import Raw
 from dyn_relay.formats.sglang.answer import IDS, RATIOS, RECOMPUTED, Rule, may_be_rows, rule
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.ledger import Attempt, Count, Counter, Ledger
-from dyn_relay.formats.sglang.spans import parse, render, shift
+from dyn_relay.formats.sglang.spans import known, parse, render, shift
 from dyn_relay.formats.sglang.wire import Fields, Foreign, is_list, joined, plain, raw, read_fields, read_rows, write
 from dyn_relay.formats.sglang.wire import inside as _inside
 
@@ -87,7 +87,10 @@ class View:
         if self.attempt.base:
             result = restored(self.ledger, result)
             if "weight_version" in result and not self.attempt.tokens and self.ledger.spans:
-                result["weight_version"] = raw(self.ledger.spans[-1].version)  # whoever made no token has no say in it
+                version = self.ledger.spans[-1].version  # whoever made no token has no say in it
+                result["weight_version"] = raw(version)
+                if version is None:
+                    del result["weight_version"]
         if self.tells_recomputed and (again := recomputed(self.ledger)):
             result[RECOMPUTED] = raw(again)
         return result
@@ -110,7 +113,8 @@ class View:
                 spans = parse(value)
                 if not self.ledger.spans or spans is None:
                     return value if not base else None
-                return render([*self.ledger.spans, *shift(spans, base)])
+                spans = [*self.ledger.spans, *shift(spans, base)]
+                return render(spans) if known(spans) else None
             case Rule.REPLAY:
                 return self._replayed(name, value)
             case Rule.MEASURED:
