@@ -6,7 +6,7 @@ import math
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +32,7 @@ from dyn_relay.observe.metrics import Metrics, WorkerSample, watch_loop_lag
 from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.context import Context
+from dyn_relay.relay.departures import Departures
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.orders import ORDER_TIMEOUT
 from dyn_relay.relay.queue import Queue
@@ -105,13 +106,15 @@ class App:
             try:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
-                    endpoints = Endpoints(self.fleet, relay, self.metrics, self.draining, self._pages)
+                    departures = Departures(self.fleet, self.live, Chores(background))
+                    endpoints = Endpoints(
+                        self.fleet, relay, self.metrics, self.draining, departures, self._pages, siblings
+                    )
                     door = Door(config, endpoints, relay, siblings)
                     if siblings is not None:
                         background.start_soon(_answer_siblings, await siblings.listen(), door)
                         if siblings.replacement:
-                            told = await siblings.workers()
-                            self._use(config.worker_urls if told is None else told)
+                            await self._catch_up(siblings)
                         door.settled.set()
                     task_status.started()
                     await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
@@ -124,9 +127,12 @@ class App:
                     siblings.close()
             background.cancel_scope.cancel()
 
-    def _use(self, urls: Iterable[str]) -> None:
-        for url in urls:
+    async def _catch_up(self, siblings: Siblings) -> None:
+        """Learn what the proxy was told before this process took another's place."""
+        told = await siblings.workers()
+        for url in self.config.worker_urls if told is None else told:
             self.fleet.add(url)
+        self.fleet.pause(await siblings.paused())
 
     def _context(self, trace: TraceFile | None, chores: trio.Nursery) -> Context:
         return Context(

@@ -251,6 +251,13 @@ class Config:
     on_abort: OnAbort = _option(
         MIGRATION, "relay", "What to do when an engine says that somebody aborted the request: relay it, or resume."
     )
+    abort_settle_secs: float = _option(
+        MIGRATION,
+        5.0,
+        "With --on-abort resume: nothing is resumed until engines have aborted nothing for so long, and none says that "
+        "it is paused.",
+        minimum=0,
+    )
     weight_version_policy: str = _option(
         MIGRATION,
         "any",

@@ -12,7 +12,7 @@ from tests.process.kit import BIN, ENV, RELAY, Call, get, started
 async def test_port_0_is_printed():
     async with started(RELAY, "serve", "--port", 0) as relay:
         assert relay.port > 0
-        assert await get(relay, "/workers") == {"workers": []}
+        assert await get(relay, "/workers") == {"workers": [], "paused": False}
         answer = await (await Call.post(relay, {"input_ids": [1]})).rest()
         assert answer.status == 503
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
 import trio
 
+from dyn_relay.control import everyone
+from dyn_relay.control.siblings import PAUSED, Siblings, missing
 from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.target import Target
@@ -17,11 +21,14 @@ from dyn_relay.fleet.worker import State, Worker
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.server import Drain, Request
 from dyn_relay.observe.metrics import CONTENT_TYPE, Metrics
+from dyn_relay.relay.departures import Departures
 from dyn_relay.relay.explain import described
+from dyn_relay.relay.orders import Said
 from dyn_relay.relay.service import Relay
 
 #: Whose page of metrics it is.
 PROCESS_HEADER = b"x-dyn-relay-process"
+_SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)s?")
 
 
 class BadInput(Exception):
@@ -36,8 +43,10 @@ class Endpoints:
     relay: Relay
     metrics: Metrics
     draining: Drain
+    departures: Departures
     #: Of a proxy that is several processes.
     pages: Pages | None = None
+    siblings: Siblings | None = None
 
     def liveness(self, request: Request, name: str) -> Answer:
         """200 while the process serves at all."""
@@ -49,6 +58,10 @@ class Endpoints:
         ready = able and not self.draining.is_set()
         return Answer(200 if ready else 503, b"")
 
+    def unpaused(self, request: Request, name: str) -> Answer:
+        """As `readiness`, and 503 in a pause, as SGLang's own `/ready`."""
+        return Answer(503, b"") if self.fleet.paused else self.readiness(request, name)
+
     def scrape(self, request: Request, name: str) -> Answer:
         """Prometheus: this process's own page."""
         page = self.metrics.render()
@@ -59,7 +72,8 @@ class Endpoints:
 
     def list_workers(self, request: Request, name: str) -> Answer:
         """`{"workers": [...]}`."""
-        return _json(200, {"workers": [_describe(worker) for worker in self.fleet.workers]})
+        workers = [_describe(worker) for worker in self.fleet.workers]
+        return _json(200, {"workers": workers, "paused": self.fleet.paused})
 
     def list_urls(self, request: Request, name: str) -> Answer:
         """`{"urls": [...]}`, as older routers answer."""
@@ -78,25 +92,115 @@ class Endpoints:
             raise BadInput(f"url: {exc}") from None
         return _json(202, _describe(worker))
 
+    def put_worker(self, request: Request, name: str) -> Answer:
+        """`{"url": ...}`, its own: 202, and it is taken back if it was leaving. Nothing else of it can be set."""
+        worker = self.fleet.get(unquote(name))
+        if worker is None:
+            return _unknown(name)
+        for field in _object(request):
+            if field != "url":
+                raise BadInput(f"{field}: nothing of a worker can be set but its url")
+        url = _url(request)
+        if self.fleet.get(url) is not worker:
+            raise BadInput(f"url: {worker.id} is {worker.url}; add another worker, and let this one leave")
+        return _json(202, _describe(self.fleet.add(url)))
+
     def remove_worker(self, request: Request, name: str) -> Answer:
         """By id or URL in the path, or `?url=`: no new attempts from now on; live ones end in peace."""
-        name = unquote(name) or _url(request)
+        return self._let_go(unquote(name) or _url(request), math.inf)
+
+    def drain_worker(self, request: Request, name: str) -> Answer:
+        """The same; `?after=30s` (or `30`): what still runs there then goes on elsewhere. 0: at once."""
+        after = parse_qs(request.query, keep_blank_values=True).get("after", [""])[-1]
+        seconds = _SECONDS.fullmatch(after)
+        if after and seconds is None:
+            raise BadInput(f"after: must be seconds, as 30s or 30, not {after!r}")
+        return self._let_go(unquote(name), float(seconds[1]) if seconds else math.inf)
+
+    def _let_go(self, name: str, after: float) -> Answer:
         try:
             worker = self.fleet.remove(name)
         except KeyError:
             return _unknown(name)
+        if after < math.inf:
+            self.departures.begin(worker, after)
+        else:
+            self.departures.forget(worker)
         return _json(202, _describe(worker))
 
-    def command_worker(self, request: Request, name: str) -> Answer:
-        """`{id}/{verb}`: 200 with the worker once the verb is obeyed."""
-        name, _, verb = name.rpartition("/")
-        obey = VERBS.get(verb)
-        if obey is None:
-            return _json(404, {"error": {"message": f"a worker knows {', '.join(VERBS)}, not {verb!r}", "code": 404}})
+    def admit_worker(self, request: Request, name: str) -> Answer:
+        """It may serve with the weights that it has, or comes back with."""
         try:
-            return _json(200, _describe(obey(self, unquote(name))))
+            return _json(200, _describe(self.fleet.admit(unquote(name))))
         except KeyError:
             return _unknown(name)
+
+    # -- for all workers: see `everyone.py`
+
+    async def order(self, request: Request, name: str) -> Answer:
+        """Every worker is told; 200 if all have obeyed."""
+        return everyone.done(await self._told(request))
+
+    async def pause(self, request: Request, name: str) -> Answer:
+        """The same; no attempt begins from before they are told on, unless none of them obeys."""
+        already = self.fleet.paused
+        silent = await self._pause(True)
+        said = await self._told(request)
+        if not already and not any(one.ok for one in said):
+            silent = await self._pause(False)
+        return missing(silent) if silent else everyone.done(said)
+
+    async def go_on(self, request: Request, name: str) -> Answer:
+        """The same; attempts begin as soon as one of them has obeyed."""
+        said = await self._told(request)
+        silent = await self._pause(False) if any(one.ok for one in said) else ()
+        return missing(silent) if silent else everyone.done(said)
+
+    async def _pause(self, on: bool) -> Sequence[int]:
+        """In all processes; which of them do not answer."""
+        if on:
+            self.relay.pause()
+        else:
+            self.relay.go_on()
+        if self.siblings is None:
+            return ()
+        heard = await self.siblings.ask("PUT" if on else "DELETE", PAUSED, b"")
+        return heard.silent
+
+    async def loads(self, request: Request, name: str) -> Answer:
+        """What all workers have to do, as SGLang's `/v1/loads`; the query goes to them."""
+        if parse_qs(request.query).get("format", ["json"])[-1] != "json":
+            raise BadInput("format: must be json; /metrics of each worker has the other")
+        dead = frozenset(worker.id for worker in self.fleet.workers if worker.state is State.DEAD)
+        said = await self.relay.tell_all(replace(request, path=everyone.LOADS), everyone.QUICK)
+        return everyone.loads(said, dead)
+
+    async def _told(self, request: Request) -> list[Said]:
+        order = everyone.ORDERS[request.path.rstrip("/")]
+        said = await self.relay.tell_all(request, order.timeout)
+        if order.renews:
+            await self.fleet.relearn(one.worker for one in said if one.ok)
+        return said
+
+    def refuse(self, request: Request, name: str) -> Answer:
+        """What only one engine can be told."""
+        raise BadInput(f"{request.path}: its body is made for one engine; ask that one (GET /workers has its URL)")
+
+    # -- of one process to the others
+
+    def show_paused(self, request: Request, name: str) -> Answer:
+        """`{"paused": ...}`."""
+        return _json(200, {"paused": self.fleet.paused})
+
+    def hold(self, request: Request, name: str) -> Answer:
+        """No attempt is to begin; the workers know."""
+        self.relay.pause()
+        return self.show_paused(request, name)
+
+    def let_go_on(self, request: Request, name: str) -> Answer:
+        """The end of that."""
+        self.relay.go_on()
+        return self.show_paused(request, name)
 
     def abort(self, request: Request, name: str) -> Answer:
         """`{"rid": ..., "abort_all": ...}`: `{"aborted": N}`, requests that are live in this process.
@@ -134,12 +238,6 @@ def abort_of(request: Request) -> tuple[str, bool]:
     return rid or "", everything
 
 
-#: What can be told to a worker with `POST /workers/{id}/{verb}`. Raises `KeyError` for one that is not there.
-VERBS: dict[str, Callable[[Endpoints, str], Worker]] = {
-    "admit": lambda endpoints, name: endpoints.fleet.admit(name),
-}
-
-
 #: Of its traits, what decides who gets a request, and who goes on with it; null: it does not say.
 _SHOWN = ("text", "incremental", "max_input", "deterministic", "routed_experts", "indexer_topk", "sampling_defaults")
 
@@ -156,6 +254,7 @@ def _describe(worker: Worker) -> dict[str, object]:
         "cause": worker.cause,
         "since": round(trio.current_time() - worker.since, 3),
         "load": worker.load,
+        "in_flight": worker.in_flight,
         "targets": [_load(target) for target in worker.targets],
         "served": worker.served,
         "failures": worker.failures,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -11,7 +11,8 @@ from dyn_relay.config import Config
 from dyn_relay.control import together
 from dyn_relay.control.auth import ADMIN, canonical, refusal
 from dyn_relay.control.endpoints import BadInput, Endpoints
-from dyn_relay.control.siblings import Siblings
+from dyn_relay.control.everyone import CONTINUE, LOADS, ONE_ENGINES, ORDERS, PAUSE
+from dyn_relay.control.siblings import PAUSED, Siblings, missing
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.errors import error_body
 from dyn_relay.http11.headers import Headers
@@ -19,14 +20,15 @@ from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.relay.queue import GENERATING
 from dyn_relay.relay.service import METHOD_NOT_ALLOWED, Relay
 
-Handler = Callable[[Endpoints, Request, str], Answer]
+#: Some ask the workers.
+Handler = Callable[[Endpoints, Request, str], Answer | Awaitable[Answer]]
 #: What the client gets, given the answers of all processes, this one's first.
 Together = Callable[[Endpoints, Request, Sequence[Answer]], Answer]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path: its handlers by method, and whether it needs the admin's key.
+    """One path: its handlers by method, and whether it needs the admin's key (those of `auth.ADMIN` need it anyway).
 
     `together`: methods that are for all processes of a proxy, and what is made of their answers.
     """
@@ -36,7 +38,7 @@ class Route:
     together: dict[str, Together] = field(default_factory=dict)
 
 
-#: A path that ends in a slash takes one more segment, given to the handler as `name`.
+#: `*` stands for a part that is given to the handler as `name`.
 ROUTES: dict[str, Route] = {
     "/health": Route({"GET": Endpoints.readiness}),
     "/liveness": Route({"GET": Endpoints.liveness}),
@@ -47,20 +49,35 @@ ROUTES: dict[str, Route] = {
         admin=True,
         together={"GET": together.listed, "POST": together.agreed},
     ),
-    "/workers/": Route(
-        {"GET": Endpoints.show_worker, "POST": Endpoints.command_worker, "DELETE": Endpoints.remove_worker},
+    "/workers/*": Route(
+        {"GET": Endpoints.show_worker, "PUT": Endpoints.put_worker, "DELETE": Endpoints.remove_worker},
         admin=True,
-        together={"GET": together.described, "POST": together.agreed, "DELETE": together.agreed},
+        together={"GET": together.described, "PUT": together.agreed, "DELETE": together.agreed},
     ),
+    "/workers/*/drain": Route({"POST": Endpoints.drain_worker}, admin=True, together={"POST": together.agreed}),
+    "/workers/*/admit": Route({"POST": Endpoints.admit_worker}, admin=True, together={"POST": together.agreed}),
     "/add_worker": Route({"POST": Endpoints.add_worker}, admin=True, together={"POST": together.agreed}),
     "/remove_worker": Route({"POST": Endpoints.remove_worker}, admin=True, together={"POST": together.agreed}),
     "/list_workers": Route({"GET": Endpoints.list_urls}, admin=True),
     "/abort_request": Route({"POST": Endpoints.abort}, admin=True, together={"POST": together.aborted}),
     "/admission/explain": Route({"POST": Endpoints.explain}, admin=True),
+    "/ready": Route({"GET": Endpoints.unpaused}),
+    LOADS: Route({"GET": Endpoints.loads}),
+    "/get_loads": Route({"GET": Endpoints.loads}),
+    **{path: Route(dict.fromkeys(order.methods, Endpoints.order)) for path, order in ORDERS.items()},
+    PAUSE: Route({"POST": Endpoints.pause}),
+    CONTINUE: Route({"POST": Endpoints.go_on}),
+    **{path: Route({"POST": Endpoints.refuse}) for path in ONE_ENGINES},
 }
 
 #: Processes of this proxy that are missing in what was asked for.
 SILENT_HEADER = b"x-dyn-relay-silent"
+#: What only the other processes of this proxy may say.
+_INNER = {
+    PAUSED: Route({"GET": Endpoints.show_paused, "PUT": Endpoints.hold, "DELETE": Endpoints.let_go_on}),
+}
+#: Those with such a part, the longest first.
+_OPEN_ENDED = sorted((key for key in ROUTES if "*" in key), key=len, reverse=True)
 #: `OPTIONS *` asks the server itself.
 _SERVER = Route({})
 
@@ -86,7 +103,7 @@ class Door:
             return
         allow: Headers = []
         if answer is None and route is not None:
-            answer, allow = self._own(route, request, name)
+            answer, allow = await self._own(route, request, name)
             merge = route.together.get("GET" if request.method == "HEAD" else request.method)
             if merge is not None and answer.status != 400:
                 answer = await self._together(merge, request, answer)
@@ -108,7 +125,7 @@ class Door:
                 return
             await self.settled.wait()
         path, name = _split(request.path)
-        answer, _ = self._own(ROUTES.get(path, _SERVER), request, name)
+        answer, _ = await self._own(_INNER.get(path) or ROUTES.get(path, _SERVER), request, name)
         await connection.respond(answer.status, [(b"content-type", answer.content_type), *answer.headers], answer.body)
 
     async def _together(self, merge: Together, request: Request, own: Answer) -> Answer:
@@ -121,11 +138,9 @@ class Door:
         answer = merge(self._endpoints, request, [own, *heard.answers])
         if not heard.silent:
             return answer
-        names = ", ".join(map(str, heard.silent))
         if method != "GET":
-            message = f"done, but not by the process {names} of this proxy, which does not answer; do it again"
-            return Answer(504, error_body(504, message))
-        return replace(answer, headers=[*answer.headers, (SILENT_HEADER, names.encode())])
+            return missing(heard.silent)
+        return replace(answer, headers=[*answer.headers, (SILENT_HEADER, ", ".join(map(str, heard.silent)).encode())])
 
     def _odd(self, request: Request) -> Answer | None:
         """The answer to what must not reach a worker: known paths in disguise, and TRACE, which echoes credentials."""
@@ -137,7 +152,7 @@ class Door:
             return Answer(400, error_body(400, f"the path is {plain} in disguise"))
         return None
 
-    def _own(self, route: Route, request: Request, name: str) -> tuple[Answer, Headers]:
+    async def _own(self, route: Route, request: Request, name: str) -> tuple[Answer, Headers]:
         methods = sorted({*route.handlers, "OPTIONS", *(("HEAD",) if "GET" in route.handlers else ())})
         allow: Headers = [(b"allow", ", ".join(methods).encode())]
         if request.method == "OPTIONS":
@@ -146,17 +161,19 @@ class Door:
         if handler is None:
             return METHOD_NOT_ALLOWED, allow
         try:
-            return handler(self._endpoints, request, name), []
+            answer = handler(self._endpoints, request, name)
+            return (answer if isinstance(answer, Answer) else await answer), []
         except BadInput as exc:
             return Answer(400, error_body(400, str(exc))), []
 
 
 def _split(path: str) -> tuple[str, str]:
-    """The route's key and what follows it: `/workers/w1` -> `/workers/`, `w1`. A trailing slash is no segment."""
+    """The route's key and what is its own: `/workers/w1` -> `/workers/*`, `w1`. A trailing slash is no segment."""
     trimmed = path.rstrip("/") or "/"
     if trimmed in ROUTES:
         return trimmed, ""
-    for key in ROUTES:
-        if key.endswith("/") and trimmed.startswith(key):
-            return key, trimmed[len(key) :]
+    for key in _OPEN_ENDED:
+        before, _, after = key.partition("*")
+        if trimmed.startswith(before) and trimmed.endswith(after) and len(trimmed) > len(before + after):
+            return key, trimmed[len(before) : len(trimmed) - len(after)]
     return trimmed, ""

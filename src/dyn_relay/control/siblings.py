@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import structlog
@@ -16,8 +17,11 @@ import trio
 from dyn_relay.fleet.worker import State
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.client import BadResponse, Origin, Pool, fetch
+from dyn_relay.http11.errors import error_body
 from dyn_relay.http11.headers import get
 from dyn_relay.net import ConnectFailed, ConnectionBroken, Listener, Network
+
+T = TypeVar("T")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("siblings")
 
@@ -25,6 +29,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("siblings")
 PATIENCE = 1.0
 #: So often a replacement asks those that do not answer.
 ROUNDS = 10
+#: Whether no attempt is to begin: GET, PUT, DELETE.
+PAUSED = "/paused"
 #: Sockets have names; the port is there because origins have one.
 _PORT = 1
 
@@ -80,15 +86,23 @@ class Siblings:
 
     async def workers(self) -> list[str] | None:
         """URLs of the workers that the others use; None if none of them knows, since all have been replaced."""
+        told = await self._told("/workers", _Workers)
+        return None if told is None else [one.url for one in told.workers if one.state != State.DRAINING]
+
+    async def paused(self) -> bool:
+        """No attempt is to begin, the others say."""
+        told = await self._told(PAUSED, _Paused)
+        return told is not None and told.paused
+
+    async def _told(self, path: str, type: type[T]) -> T | None:
         for _ in range(ROUNDS):
-            heard = await self.ask("GET", "/workers", b"")
+            heard = await self.ask("GET", path, b"")
             for answer in heard.answers:
                 if answer.status == 200:
-                    found = msgspec.json.decode(answer.body, type=_Workers).workers
-                    return [worker.url for worker in found if worker.state != State.DRAINING]
+                    return msgspec.json.decode(answer.body, type=type)
             if not heard.silent:
                 return None
-        log.error("no process tells its workers; those of the configuration are used")
+        log.error("no process tells what it was told; what is configured is used", asked=path)
         return None
 
     async def _ask(self, other: int, method: str, target: str, body: bytes) -> Answer:
@@ -98,6 +112,13 @@ class Siblings:
         return Answer(response.status, response.body, kind, response.headers)
 
 
+def missing(silent: Sequence[int]) -> Answer:
+    """What was to be done by all was not done by these."""
+    names = ", ".join(map(str, silent))
+    message = f"done, but not by the process {names} of this proxy, which does not answer; do it again"
+    return Answer(504, error_body(504, message))
+
+
 class _Worker(msgspec.Struct):
     url: str
     state: str
@@ -105,6 +126,10 @@ class _Worker(msgspec.Struct):
 
 class _Workers(msgspec.Struct):
     workers: list[_Worker]
+
+
+class _Paused(msgspec.Struct):
+    paused: bool
 
 
 def _name(number: int) -> str:

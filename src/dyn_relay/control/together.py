@@ -17,7 +17,7 @@ from dyn_relay.http11.server import Request
 from dyn_relay.observe.metrics import CONTENT_TYPE
 
 #: Of what a worker does for each process, the sum is what it does for the proxy.
-SUMMED = ("load", "served", "failures")
+SUMMED = ("load", "in_flight", "served", "failures")
 
 
 def agreed(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) -> Answer:

@@ -115,6 +115,11 @@ class Examiner:
         """Does it answer at all, whatever the status? The info endpoint answers from memory, also while it is busy."""
         return isinstance(await self._get(worker, self._format.info_paths[0], LIFE_SIGN_TIMEOUT), Response)
 
+    async def paused(self, worker: Worker) -> bool:
+        """Does it say that somebody has paused it? One that does not answer is not."""
+        answer = await self._get(worker, self._format.ready_path, INFO_TIMEOUT)
+        return isinstance(answer, Response) and answer.status == 503
+
     async def _get(self, worker: Worker, path: str, timeout: float) -> Response | Probe:
         try:
             return await self._fetch(

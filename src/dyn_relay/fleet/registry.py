@@ -16,6 +16,7 @@ import trio
 
 from dyn_relay.config import Config
 from dyn_relay.fleet.breaker import Breaker
+from dyn_relay.fleet.calm import Calm
 from dyn_relay.fleet.health import Examiner, Fetch, Probe, Watch
 from dyn_relay.fleet.keeper import Keeper
 from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedPoison, Trial
@@ -75,7 +76,9 @@ class Fleet:
         self._watches: dict[str, Watch] = {}
         self._joined = 0
         self._nursery: trio.Nursery | None = None
-        self._waiting = trio.lowlevel.ParkingLot()  # suspects that wait for a worker of their own
+        self._waiting = trio.lowlevel.ParkingLot()  # suspects that wait for a worker of their own, and others
+        self._paused = False
+        self.calm = Calm(config.abort_settle_secs, clock, self._unpaused)
         register = PoisonRegister(config.suspect_attempts, config.poison_ttl_secs, clock)
         self._probation = Probation(register, self._changed, on_poison)
 
@@ -142,7 +145,8 @@ class Fleet:
         self._keeper.move(worker, Signal.DRAIN)
         if not drain or worker.in_flight == 0:
             self._forget(worker)
-        self._changed()
+        else:
+            self._changed()
         return worker
 
     def withdraw(self, url: str, by: str) -> None:
@@ -162,6 +166,20 @@ class Fleet:
         self._watches[worker.id].alarm()
         return worker
 
+    def leaving(self, worker: Worker) -> bool:
+        """It gets no new attempts, and goes when its last one has ended."""
+        return worker.state is State.DRAINING and self._workers.get(worker.id) is worker
+
+    @property
+    def paused(self) -> bool:
+        """No attempt is to begin."""
+        return self._paused
+
+    def pause(self, on: bool) -> None:
+        """Let no attempt begin until further notice, or end that."""
+        self._paused = on
+        self._changed()
+
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Probe everybody until cancelled."""
         async with trio.open_nursery() as nursery:
@@ -175,6 +193,15 @@ class Fleet:
                 self._nursery = None
 
     # -- choosing
+
+    def has_room(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> bool:
+        """Would `pick` find a target at a worker that is well?"""
+        for worker in self._workers.values():
+            well = worker.state is State.READY and worker.standing is Standing.KNOWN and not worker.locked
+            usable = well and worker.id not in exclude and accept(worker)
+            if usable and any(target.id not in exclude for target in worker.targets):
+                return True
+        return False
 
     def pick(
         self, exclude: Collection[str] = frozenset(), accept: Callable[[Worker], bool] = _anybody, ask: Ask = ANY
@@ -217,7 +244,7 @@ class Fleet:
         return self._choose(free, exclude, ask)
 
     async def changed(self) -> None:
-        """Return when a suspect that was told `NotYet` may have better luck."""
+        """Return when something may have become possible: for a suspect that was told `NotYet`, in a pause, ..."""
         await self._waiting.park()
 
     @property
@@ -344,13 +371,26 @@ class Fleet:
             return 0
         return TIER.get(worker.state)
 
+    async def _unpaused(self) -> bool:
+        """No worker that could get an attempt says that it is paused."""
+        workers = self._candidates((), _anybody, ANY)
+        paused: list[bool] = []
+
+        async def ask(worker: Worker) -> None:
+            paused.append(await self._examiner.paused(worker))
+
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(ask, worker)
+        return not any(paused)
+
     def _released(self, target: Target) -> None:
-        worker = target.worker
-        if worker.state is State.DRAINING and worker.in_flight == 0 and self._workers.get(worker.id) is worker:
-            self._forget(worker)
+        if self.leaving(target.worker) and target.worker.in_flight == 0:
+            self._forget(target.worker)
 
     def _forget(self, worker: Worker) -> None:
         del self._workers[worker.id]
         self._watches.pop(worker.id).stop()
         self._policy.forget(worker)
         log.info("worker left", worker=worker.id, url=worker.url)
+        self._changed()

@@ -164,6 +164,7 @@ class End(enum.Enum):
     ABORTED = "aborted"  #: complete; somebody asked the engine to abort (status_code null)
     REFUSED = "refused"  #: the engine's 4xx: the client's mistake. Relayed, never retried, no penalty
     BUSY = "busy"  #: 503 or 429, queue full: nothing was generated; another worker may take it. No penalty
+    INTERRUPTED = "interrupted"  #: somebody asked the engine to abort, and the rules are to go on elsewhere
     FAILED = "failed"  #: 5xx in any shape: the attempt failed, the worker says so itself
     GARBAGE = "garbage"  #: what came is not the format's language; the connection must not be used again
 
@@ -212,6 +213,13 @@ class Exchange(Protocol):
     @property
     def question(self) -> Outbound | None:
         """What the attempt's worker must be asked before more of its answer can be taken."""
+
+    @property
+    def leavable(self) -> bool:
+        """The current attempt may be taken from its worker now: another one is sure to go on with it exactly.
+
+        False also when the answer is all but at its end.
+        """
 
     @property
     def answering(self) -> bool:
@@ -350,6 +358,8 @@ class Format(Protocol):
     methods: frozenset[str]
     #: Endpoints that describe a worker, asked with GET when it joins and when it comes back.
     info_paths: tuple[str, ...]
+    #: Endpoint that gives 503 while somebody has paused the worker.
+    ready_path: str
     #: A worker of the release that the format was written for, started with its default options.
     stock: Traits
 

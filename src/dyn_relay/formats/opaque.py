@@ -27,6 +27,7 @@ class OpaqueExchange:
     cache_space = b""
     named = False
     answering = False
+    leavable = False
     question: Outbound | None = None
 
     def __init__(self, method: str, target: str, content_type: bytes, body: bytes) -> None:

@@ -30,11 +30,17 @@ _KEY_REFUSED = (401, 403)
 #: Seconds after the sending in which the end of a reused connection is put down to its age.
 STALE_WINDOW = 2.0
 
-_KINDS = {End.REFUSED: Kind.REFUSED, End.BUSY: Kind.BUSY, End.FAILED: Kind.FAILED, End.GARBAGE: Kind.GARBAGE}
+_KINDS = {
+    End.REFUSED: Kind.REFUSED,
+    End.BUSY: Kind.BUSY,
+    End.INTERRUPTED: Kind.INTERRUPTED,
+    End.FAILED: Kind.FAILED,
+    End.GARBAGE: Kind.GARBAGE,
+}
 #: Made anew with the answer that is handed on.
 _REWRITTEN = (b"content-type", b"content-length", MIGRATABLE_HEADER)
 #: Failures that are a whole, well-formed answer: the connection can serve another request.
-_ANSWERS = (Kind.REFUSED, Kind.UNFIT, Kind.KEY, Kind.BUSY, Kind.FAILED)
+_ANSWERS = (Kind.REFUSED, Kind.UNFIT, Kind.KEY, Kind.BUSY, Kind.INTERRUPTED, Kind.FAILED)
 
 
 class Attempt:
@@ -72,6 +78,10 @@ class Attempt:
         self._on_token = on_token
         self._client = downstream.client
         self._scope = trio.CancelScope()
+        #: What the pump is at work in.
+        self._reading = trio.CancelScope()
+        #: Somebody wishes the request to leave the worker, if this says that it still may.
+        self._parting: Callable[[], bool] | None = None
         self._sent_at = 0.0
 
     @property
@@ -101,6 +111,17 @@ class Attempt:
         """The request was aborted, and the worker did not end it: `run` raises `Unwanted`."""
         self._scope.cancel()
 
+    def part(self, may: Callable[[], bool]) -> None:
+        """Take the request from its worker: `run` gives `Kind.MOVED`, unless it has another end first.
+
+        `may` is asked when the moment has come: until then more tokens may come, or the last one.
+        """
+        self._parting = may
+        if self.sent:
+            self._reading.cancel()
+        else:
+            self._scope.cancel()
+
     async def run(self, headers: Headers) -> Failure | None:
         """Dial, send, read. `headers` go to the worker with the body.
 
@@ -108,7 +129,9 @@ class Attempt:
         """
         with self._scope:
             return await self._run(headers)
-        raise Unwanted
+        if self._parting is None or self.sent:
+            raise Unwanted
+        return self._failure(Kind.MOVED, Phase.DIAL, "")
 
     async def _run(self, headers: Headers) -> Failure | None:
         try:
@@ -227,7 +250,10 @@ class Attempt:
                 ended = Ended.DONE if reader.done else None
             if ended is not None:
                 return await self._ended(ended, upstream, reader)
-            with trio.CancelScope(deadline=silence.deadline(reader)):
+            may_part, self._parting = self._parting, None
+            if may_part is not None and may_part():
+                return self._failure(Kind.MOVED, self._phase(reader), "")
+            with trio.CancelScope(deadline=silence.deadline(reader)) as self._reading:
                 ended = await relay(upstream.connection, self._client, reader)
             kind: Kind | None = None
             if ended is None:
@@ -259,6 +285,9 @@ class Attempt:
         now = trio.current_time()
         if self._client.pending:
             silence.renew(now)  # it is the client that does not take what is there
+            return None, None
+        if self._context.fleet.paused:
+            silence.excuse(now)
             return None, None
         if silence.too_late(reader, now):
             return None, Kind.FIRST_TOKEN
@@ -325,6 +354,8 @@ class Attempt:
             and not self._context.config.forward_authorization
         ):
             return Kind.KEY
+        if end is End.INTERRUPTED and self._context.fleet.paused:
+            return Kind.MOVED  # the pause has done it
         continued = exchange.delivered > 0 and not exchange.attempt_tokens
         return Kind.UNFIT if end is End.REFUSED and continued else _KINDS[end]
 

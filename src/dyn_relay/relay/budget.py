@@ -53,7 +53,7 @@ class AttemptBudget:
         return replace(
             self,
             migrations=max(0, self.migrations - counts),
-            excluded=self.excluded | {failure.worker},
+            excluded=self.excluded | {failure.worker} if failure.rule.avoids else self.excluded,
             laps=1 if counts else self.laps,
             spent=counts and self.migrations == 0,
             history=(*self.history, failure),
@@ -64,6 +64,16 @@ class AttemptBudget:
         if self.laps == 0 or not self.excluded:
             return None
         return replace(self, laps=self.laps - 1, excluded=frozenset())
+
+    @property
+    def barred(self) -> frozenset[str]:
+        """Those that no further lap would bring back."""
+        return frozenset() if self.laps else self.excluded
+
+    @property
+    def moved(self) -> bool:
+        """We have taken the request from a worker that would have answered it."""
+        return any(failure.kind is Kind.MOVED for failure in self.history)
 
     @property
     def busy(self) -> bool:
@@ -81,7 +91,7 @@ class AttemptBudget:
 
     def backoff(self, rng: random.Random) -> float:
         """Seconds to wait before the next attempt, jittered so that a dead worker's streams do not return in step."""
-        tries = len(self.history)
+        tries = sum(failure.kind is not Kind.MOVED for failure in self.history)
         if tries == 0:
             return 0.0
         return min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** (tries - 1)) * rng.uniform(0.5, 1.5)

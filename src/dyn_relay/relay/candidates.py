@@ -43,6 +43,10 @@ class Candidates:
         known = any(one.rank == pinned for worker in self._fleet.staying for one in worker.targets)
         return target.rank if known else None
 
+    def has_room(self, excluded: Collection[str]) -> bool:
+        """A worker that is well could take it now."""
+        return self._fleet.has_room(excluded, self.has_all if self.some_has_all else self.may_take)
+
     def left(self, excluded: Collection[str]) -> list[Worker]:
         """Those that the request has not failed with."""
         return [worker for worker in self._fleet.staying if worker.id not in excluded]

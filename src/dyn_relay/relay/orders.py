@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import structlog
 import trio
 
@@ -51,6 +54,48 @@ async def tell_if_alive(context: Context, worker: Worker, order: Outbound) -> bo
     if failed and context.fleet.get(worker.id) is worker and not await context.fleet.lives(worker):
         return False
     return await tell(context, worker, order)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one worker said to an order that all got. `error`: why there is no answer."""
+
+    worker: Worker
+    answer: Response | None = None
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """It did what it was told."""
+        return self.answer is not None and 200 <= self.answer.status < 300
+
+
+async def tell_all(
+    context: Context, workers: Sequence[Worker], order: Outbound, headers: Headers, timeout: float
+) -> list[Said]:
+    """Tell all of them at once, and give what each said, in their order. `timeout` in seconds, for each."""
+    said: dict[str, Said] = {}
+
+    async def tell_one(worker: Worker) -> None:
+        own: Headers = [(b"content-type", order.content_type)] if order.content_type else []
+        try:
+            answer = await fetch(
+                *(context.pool, worker.origin, order.method, order.path),
+                headers=[*own, *headers],
+                body=order.body,
+                timeout=timeout,
+                fresh=order.method != "GET",
+            )
+            said[worker.id] = Said(worker, answer)
+        except trio.TooSlowError:
+            said[worker.id] = Said(worker, error=f"no answer within {timeout:g} s")
+        except (ConnectFailed, ConnectionBroken, BadResponse) as exc:
+            said[worker.id] = Said(worker, error=str(exc) or type(exc).__name__)
+
+    async with trio.open_nursery() as nursery:
+        for worker in workers:
+            nursery.start_soon(tell_one, worker)
+    return [said[worker.id] for worker in workers]
 
 
 async def ask(context: Context, worker: Worker, question: Outbound, headers: Headers) -> Response:

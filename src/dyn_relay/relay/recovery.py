@@ -13,7 +13,7 @@ import math
 import trio
 
 from dyn_relay.relay.context import Context
-from dyn_relay.relay.failure import Failure
+from dyn_relay.relay.failure import Action, Failure
 from dyn_relay.relay.turnstile import Place
 
 
@@ -29,14 +29,20 @@ class Recovery:
         self.scope = trio.CancelScope(deadline=self._limit)
         #: The failure that the next token will have survived, if any.
         self._failure: Failure | None = None
+        #: One of those before it was a loss.
+        self._lost = False
         self._place: Place | None = None
 
     def begin(self, failure: Failure) -> None:
-        """An attempt has failed, and another is to follow. What was not lost needs neither permit nor deadline."""
-        if not failure.rule.counts:
+        """An attempt has failed, and another is to follow. What was not migrated needs neither permit nor deadline.
+
+        What was moved as planned has no deadline: nothing was lost that could be too late.
+        """
+        if failure.rule.action is not Action.MIGRATE:
             return
-        if self._failure is None and self._migration_timeout:
+        if failure.rule.counts and not self._lost and self._migration_timeout:
             self.scope.deadline = min(self._limit, trio.current_time() + self._migration_timeout)
+        self._lost = self._lost or failure.rule.counts
         self._failure = failure
 
     def over(self, resumed_from: int) -> None:
@@ -44,7 +50,7 @@ class Recovery:
         self.release()
         if self._failure is not None:
             self._context.metrics.migrated(self._failure.kind.value, resumed_from)
-            self._failure = None
+            self._failure, self._lost = None, False
             self.scope.deadline = self._limit
 
     @property

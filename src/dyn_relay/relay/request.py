@@ -148,6 +148,8 @@ class LogicalRequest:
         try:
             await self._enter()
             while not self.abort_wished:
+                if self.record.started_work and self._context.fleet.calm.disturbed:
+                    await self._wait(self._context.fleet.calm.wait)
                 target = await self._target()
                 if target is None:
                     if not self.record.attempts:
@@ -155,7 +157,7 @@ class LogicalRequest:
                     unfit = self._candidates.unfit(self._budget.excluded)
                     return await self._ending.nobody_left(self._last, self._budget.history, unfit)
                 failure = await self._try(target)
-                if failure is not None and failure.kind is Kind.STALE and not self.abort_wished:
+                if failure is not None and failure.kind is Kind.STALE and self._may_redial(target):
                     # Under another name: the worker may have read the request, and be at work on it.
                     self._leave()
                     self.record.step(Step.CUT)
@@ -232,18 +234,21 @@ class LogicalRequest:
     async def _pick_from(self, accept: Callable[[Worker], bool]) -> Target | None:
         fleet, exchange, excluded = self._context.fleet, self._exchange, self._budget.excluded
         asked = asking(exchange, self._key, first=not self._budget.history)
-        if self._proven or not fleet.wary:
-            return fleet.pick(excluded, accept, asked)
         while True:
+            if fleet.paused and self._native:
+                await self._wait(fleet.changed)
+                continue
+            if self._proven or not fleet.wary:
+                return fleet.pick(excluded, accept, asked)
             try:
                 return fleet.choose_now(exchange.fingerprint(), excluded, accept, asked)
             except NotYet:
                 await self._wait(fleet.changed)
 
     def _patient(self) -> bool:
-        """Tokens are at stake and some worker is only busy: is there still time to ask again?"""
+        """Tokens are at stake, or we took it away, and some worker is only busy: is there still time to ask again?"""
         now = trio.current_time()
-        if not self._exchange.delivered or not self._budget.busy:
+        if not (self._exchange.delivered or self._budget.moved) or not self._budget.busy:
             return False
         if self._busy_since is None:
             self._busy_since = now
@@ -260,6 +265,10 @@ class LogicalRequest:
     def _proven(self) -> bool:
         """It cannot be what kills workers: it has given tokens, or is none of our format's requests."""
         return bool(self._exchange.delivered) or not self._native
+
+    def _may_redial(self, target: Target) -> bool:
+        fleet = self._context.fleet
+        return target.worker in fleet.staying and not (self.abort_wished or (fleet.paused and self._native))
 
     @property
     def _repeatable(self) -> bool:
@@ -314,6 +323,8 @@ class LogicalRequest:
                 fleet.report(worker, True)
                 self._current, self._last = None, attempt
                 return None
+            if failure.kind is Kind.INTERRUPTED:
+                fleet.calm.disturb()
             if failure.rule.penalty and not self.abort_wished:
                 refused = failure.kind is Kind.KEY
                 fleet.report(worker, False, failure.words, failure.kind.value, key_refused=refused)
@@ -378,6 +389,26 @@ class LogicalRequest:
             if self._current.sent:
                 self._context.chores.start(partial(self._tell_until_ended, self._current))
 
+    # -- taken away ------------------------------------------------------------------------------------------------
+
+    def move(self, worker: Worker) -> None:
+        """`worker` is to be empty: if the attempt is there, and another worker can go on with it at once, end it."""
+        attempt = self._current
+        if attempt is not None and attempt.worker is worker and self._movable(attempt):
+            attempt.part(partial(self._movable, attempt))
+
+    def hold(self) -> None:
+        """Everything is paused: an attempt that is not sent yet never is."""
+        if self._current is not None and not self._current.sent:
+            self._current.part(lambda: True)
+
+    def _movable(self, attempt: Attempt) -> bool:
+        exchange, fleet = self._exchange, self._context.fleet
+        tokens = exchange.prompt_tokens + exchange.delivered
+        if attempt.sent and (not exchange.leavable or too_long(self._context.config, tokens)):
+            return False
+        return not (self.abort_wished or fleet.paused) and self._candidates.has_room(self._budget.barred)
+
     async def _tell_until_ended(self, attempt: Attempt) -> None:
         """An abort may overtake the request that it means: say it again while the attempt goes on, then end it here."""
         with trio.move_on_after(ABORT_REPEATS * ABORT_INTERVAL):  # a worker that hangs answers no order either
@@ -421,7 +452,9 @@ class LogicalRequest:
             self._recovery.begin(failure)
             self.record.step(Step.CUT)
             return True
-        if failure.kind is Kind.FAILED and not self._exchange.delivered:
+        if failure.kind is Kind.INTERRUPTED:
+            await ending.abort()  # it was somebody's wish, after all
+        elif failure.kind is Kind.FAILED and not self._exchange.delivered:
             await ending.relay_engine(attempt, history)
         else:
             await ending.failed(reason, history)

@@ -8,7 +8,16 @@ from functools import partial
 
 import trio
 
-from dyn_relay.formats.base import Answer, Bundle, Exchange, Explanation, NativeRequest, Rejected, Traits
+from dyn_relay.formats.base import (
+    Answer,
+    Bundle,
+    Exchange,
+    Explanation,
+    NativeRequest,
+    Outbound,
+    Rejected,
+    Traits,
+)
 from dyn_relay.formats.opaque import OpaqueExchange
 from dyn_relay.http11.headers import Headers, get
 from dyn_relay.http11.server import Request, ServerConnection
@@ -16,7 +25,7 @@ from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
 from dyn_relay.relay.explain import explained
 from dyn_relay.relay.headers import native_headers, to_worker
-from dyn_relay.relay.orders import tell
+from dyn_relay.relay.orders import Said, tell, tell_all
 from dyn_relay.relay.queue import GENERATING, Entry
 from dyn_relay.relay.record import Outcome, RequestRecord, publish
 from dyn_relay.relay.request import LogicalRequest
@@ -149,6 +158,25 @@ class Relay:
         finally:
             self._context.metrics.requests_in_flight.dec()
             self._context.live.remove(request)
+
+    async def tell_all(self, request: Request, timeout: float) -> list[Said]:
+        """Hand a client's request on to every worker, and give what each said. `timeout` in seconds, for each."""
+        context = self._context
+        target = f"{request.path.rstrip('/')}?{request.query}" if request.query else request.path.rstrip("/")
+        content_type = get(request.headers, b"content-type") or b""
+        order = Outbound(request.method, target, request.body, content_type)
+        headers = native_headers(to_worker(request.headers, context.config))
+        return await tell_all(context, context.fleet.workers, order, headers, timeout)
+
+    def pause(self) -> None:
+        """From now on no attempt begins: requests wait for `go_on`. What was not sent yet is taken back."""
+        self._context.fleet.pause(True)
+        for request in self._context.live:
+            request.hold()
+
+    def go_on(self) -> None:
+        """End a pause."""
+        self._context.fleet.pause(False)
 
     def abort(self, rid: str, *, everything: bool) -> int:
         """Abort what stock SGLang would abort: the rids that begin with `rid`, or everything; says how many there were.

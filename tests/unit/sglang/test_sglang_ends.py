@@ -123,10 +123,10 @@ def test_asked_abort(mode: str) -> None:
 
 
 def test_asked_abort_resumed() -> None:
-    """H1: with on_abort="resume" it is a failed attempt; what was delivered stays, what was not comes again."""
+    """H1: with on_abort="resume" it is an interruption; what was delivered stays, what was not comes again."""
     exchange = started(tokens=1, on_abort="resume")
     assert exchange.feed([abort("Aborted", None, 2, [7, 8]), DONE], 2.0) == b""
-    assert (exchange.end, exchange.delivered) == (End.FAILED, 1)
+    assert (exchange.end, exchange.delivered) == (End.INTERRUPTED, 1)
     assert json.loads(exchange.dispatch(UNKNOWN, "again", 3.0).body)["sampling_params"]["max_new_tokens"] == 4
 
 

@@ -237,6 +237,25 @@ class SglangExchange(Reader):
             return None
         return self._finish(self._ledger.template, reason, now)
 
+    @property
+    def leavable(self) -> bool:
+        """May the current attempt be taken from its worker now?
+
+        Not while its finish is all that lacks: of a text only an engine can make it. Nor if a text has stop strings:
+        one may have begun, also in half a character that the worker still owes, and only that worker knows.
+        """
+        if self.end is not None or self._finished or not self.verdict.migratable:
+            return False
+        if not self.delivered:
+            return True
+        if self._ledger.text and self._request.stops:
+            return False
+        try:
+            ended = self._finish_after(self.delivered, self._newest_id)
+        except UNREADABLE:
+            return False
+        return ended is None and not self._stops.may_have_ended(self._request, self.delivered)
+
     def abort(self, now: float) -> bytes | None:
         """Somebody aborted the request while no worker had it: end the answer as the engine would have."""
         if self._finished:
@@ -347,13 +366,14 @@ class SglangExchange(Reader):
 
     def _own_finish(self) -> dict[str, object] | None:
         """The finish reason that the delivered tokens call for, if any; the order is the engine's."""
-        ids, request = self._ledger.ids, self._request
-        if not ids:
-            return None
-        if self._stops.ends(request, len(ids), ids[-1]):
-            return {"type": "stop", "matched": ids[-1]}
-        if request.max_new_tokens is not None and len(ids) >= request.max_new_tokens:
-            return {"type": "length", "length": len(ids)}
+        ids = self._ledger.ids
+        return self._finish_after(len(ids), ids[-1]) if ids else None
+
+    def _finish_after(self, tokens: int, newest: int) -> dict[str, object] | None:
+        if self._stops.ends(self._request, tokens, newest):
+            return {"type": "stop", "matched": newest}
+        if self._request.max_new_tokens is not None and tokens >= self._request.max_new_tokens:
+            return {"type": "length", "length": tokens}
         return None
 
 

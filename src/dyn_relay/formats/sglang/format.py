@@ -41,6 +41,7 @@ class SglangFormat:
     paths: frozenset[str] = frozenset({PATH})
     methods: frozenset[str] = frozenset({"POST", "PUT"})
     info_paths: tuple[str, ...] = (_MODEL_INFO, _SERVER_INFO)
+    ready_path = "/ready"
     stock: Traits = STOCK
 
     def __init__(

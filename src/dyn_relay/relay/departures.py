@@ -1,0 +1,47 @@
+"""Workers that are to be empty by a certain time: what still runs there then goes on elsewhere."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import trio
+
+from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.worker import Worker
+from dyn_relay.relay.chores import Chores
+from dyn_relay.relay.live import LiveRequests
+
+
+class Departures:
+    """Planned migrations. What cannot be moved stays until it can, or has ended."""
+
+    def __init__(self, fleet: Fleet, live: LiveRequests, chores: Chores) -> None:
+        self._fleet = fleet
+        self._live = live
+        self._chores = chores
+        self._scopes: dict[str, trio.CancelScope] = {}
+
+    def begin(self, worker: Worker, after: float) -> None:
+        """`worker` is leaving the fleet: move what is still there in `after` seconds. Replaces an earlier order."""
+        self.forget(worker)
+        scope = self._scopes[worker.id] = trio.CancelScope()
+        self._chores.start(partial(self._run, worker, after, scope))
+
+    def forget(self, worker: Worker) -> None:
+        """Move nothing of it, after all."""
+        scope = self._scopes.pop(worker.id, None)
+        if scope is not None:
+            scope.cancel()
+
+    async def _run(self, worker: Worker, after: float, scope: trio.CancelScope) -> None:
+        fleet = self._fleet
+        with scope:
+            with trio.move_on_after(after):
+                while fleet.leaving(worker):
+                    await fleet.changed()
+            while fleet.leaving(worker):
+                for request in self._live:
+                    request.move(worker)
+                await fleet.changed()  # what stays may find a worker then
+        if self._scopes.get(worker.id) is scope:
+            del self._scopes[worker.id]
