@@ -40,6 +40,14 @@ def asked(stream, **more):
     return {**generate(5, stream=stream), **more}
 
 
+def said(response):
+    """The text of the whole answer."""
+    assert response.complete
+    values = response.values() if response.header("content-type").startswith("text/event-stream") else [response.json()]
+    assert values[-1]["meta_info"]["finish_reason"]["type"] == "length"
+    return values[-1]["text"]
+
+
 async def served_by(options, body, **config):
     """Which workers were asked, over several rounds of the policy, and the last answer."""
     asked_workers = set()
@@ -217,6 +225,34 @@ async def test_what_the_first_worker_says_late_counts(autojump_clock, stream):
         assert judged(await w.ask(body), body, ORACLE) == []
         assert worker.traits.model == "mock/model"
         assert len(w.workers[0].generates) == 2
+
+
+@both
+async def test_a_worker_that_has_just_joined_is_asked_what_it_is_first(autojump_clock, stream):
+    """The proxy's first requests come before its first probes are over: they are protected as any other."""
+    plans = [FaultPlan.in_order([(at_token(3), CLOSE)]), None]
+    body = asked(stream, **BY_TEXT)
+    async with world(plans=plans, options=[TEXT, TEXT], policy="round_robin") as w:
+        for worker in w.app.fleet.workers:
+            worker.traits, worker.learnt = UNKNOWN, False
+        cut = await w.ask(body)
+        assert cut.header("x-dyn-relay-migratable") == "yes"
+        uncut = await w.ask(body)
+        assert said(cut) == said(uncut)
+        assert sum(len(worker.generates) for worker in w.workers) == 3
+
+
+@both
+async def test_a_worker_that_does_not_say_what_it_is_is_asked_once(autojump_clock, stream):
+    """It has no infos: the second request does not wait for them."""
+    async with world(plans=[None], options=[SILENT]) as w:
+        [worker], [engine] = w.app.fleet.workers, w.workers
+        worker.learnt = False
+        before = len(engine.requests)
+        for _ in range(3):
+            assert (await w.ask(generate(5, stream=stream))).status == 200
+        paths = [one.path for one in engine.requests[before:]]
+        assert paths == ["/model_info", "/server_info", "/generate", "/generate", "/generate"]
 
 
 @both

@@ -201,6 +201,11 @@ class Worker:
             target.recount()
 
     @property
+    def unmet(self) -> bool:
+        """Nothing that it says of itself is known, and it has not been asked since it last may have been restarted."""
+        return not self.learnt and self.traits == UNKNOWN
+
+    @property
     def in_flight(self) -> int:
         """Live attempts (leases)."""
         return sum(target.in_flight for target in (*self.targets, *self._former))

@@ -200,12 +200,17 @@ class LogicalRequest:
 
     async def _choose(self) -> Target | None:
         """A target for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
-        known = False
+        known, met = False, set[str]()
         if self._first is not None:
-            # Of a worker that has just joined the infos may have come after the request.
+            # Of a worker whose infos could not be read at first they may have come since.
             self._exchange.know(self._first.traits)
         while True:
             target = await self._pick()
+            if target is not None and self._native and target.worker.unmet and target.worker.id not in met:
+                # It has just joined. What depends on its infos would be refused, or go where it cannot be answered.
+                met.add(target.worker.id)
+                await self._wait(partial(self._context.fleet.relearn, [target.worker]))
+                continue
             if target is not None:
                 return target
             excluded = self._budget.excluded
