@@ -291,7 +291,7 @@ async def test_first_two_then_work(autojump_clock):
 async def test_one_ranks_full_queue_is_not_the_others(autojump_clock):
     """O2, A8: the next attempt may go to another rank of the same worker."""
     plan = FaultPlan.of(faults.Fault(faults.AT_HEAD, status(503), first(1)))
-    async with world(plans=[plan, None], policy="round_robin") as w:
-        w.app.fleet.workers[0].divide(2)
+    options = [WorkerOptions(dp_size=2), WorkerOptions()]
+    async with world(plans=[plan, None], options=options, policy="round_robin", dp_aware=True) as w:
         assert judged(await w.ask(generate()), generate(), ORACLE) == []
         assert [len(worker.generates) for worker in w.workers] == [2, 0]

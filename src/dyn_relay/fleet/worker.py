@@ -143,8 +143,6 @@ class Worker:
     number: int
     origin: Origin
     since: float
-    #: The sources of discovery that name it, and "hand" if an operator does.
-    named_by: set[str] = field(default_factory=set)
     state: State = State.STARTING
     #: Why it is in this state, for people.
     cause: str = "joined"
@@ -162,6 +160,8 @@ class Worker:
     #: It answered its last probe, be it badly.
     answers: bool = False
     breaker: Breaker = field(default_factory=Breaker)
+    #: The sources of discovery that name it, and "hand" if an operator does.
+    named_by: set[str] = field(default_factory=set)
     #: Attempts that ended well, and those that it failed.
     served: int = 0
     failures: int = 0
