@@ -68,7 +68,8 @@ class Fleet:
         self.config = config
         self._clock = clock
         self._examiner = Examiner(config, format, pool, fetch)
-        self._policy = POLICIES[config.policy](config, rng or random.Random(config.seed), clock)
+        #: Chooses; `Fleet.run` runs it.
+        self.policy = POLICIES[config.policy](config, rng or random.Random(config.seed), clock)
         self._recounted = -math.inf
         self._workers: dict[str, Worker] = {}
         self._watches: dict[str, Watch] = {}
@@ -139,6 +140,7 @@ class Fleet:
             try:
                 for watch in self._watches.values():
                     nursery.start_soon(watch.run)
+                nursery.start_soon(self.policy.run, self)
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -187,7 +189,10 @@ class Fleet:
         return self._choose(free, exclude, ask)
 
     async def changed(self) -> None:
-        """Return when a suspect that was told `NotYet` may have better luck."""
+        """Return when a worker has joined, left, moved or described itself, or a suspect was let go.
+
+        One that was told `NotYet` may have better luck then.
+        """
         await self._waiting.park()
 
     @property
@@ -226,6 +231,13 @@ class Fleet:
         if changed:
             self._changed()
 
+    def restarted(self, worker: Worker, cause: str) -> None:
+        """Somebody has seen that it is a new process."""
+        log.warning("worker restarted", worker=worker.id, url=worker.url, cause=cause)
+        self.policy.forget(worker)
+        if worker.id in self._watches:
+            self._watches[worker.id].alarm()
+
     async def ask(self, worker: Worker) -> Probe:
         """Probe the worker now and return what it says, for a stalled stream or a cut. Shares one probe with others.
 
@@ -260,7 +272,7 @@ class Fleet:
             self._recounted = self._clock()
             for worker in self._workers.values():
                 worker.recount()
-        return self._policy.choose(targets, ask)
+        return self.policy.choose(targets, ask)
 
     def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> list[Worker]:
         self._parole()
@@ -288,5 +300,5 @@ class Fleet:
     def _forget(self, worker: Worker) -> None:
         del self._workers[worker.id]
         self._watches.pop(worker.id).stop()
-        self._policy.forget(worker)
+        self.policy.forget(worker)
         log.info("worker left", worker=worker.id, url=worker.url)

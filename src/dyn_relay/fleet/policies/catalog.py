@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from dyn_relay.config import Config
 from dyn_relay.fleet.policies.base import Policy
+from dyn_relay.fleet.policies.kv_aware import KvAware
 from dyn_relay.fleet.policies.least_loaded import LeastLoaded
 from dyn_relay.fleet.policies.power_of_two import PowerOfTwo
 from dyn_relay.fleet.policies.round_robin import RoundRobin
@@ -18,4 +19,5 @@ POLICIES: dict[str, Callable[[Config, random.Random, Callable[[], float]], Polic
     "round_robin": lambda config, rng, clock: RoundRobin(),
     "random": lambda config, rng, clock: Uniform(rng),
     "power_of_two": lambda config, rng, clock: PowerOfTwo(rng),
+    "kv_aware": KvAware,
 }

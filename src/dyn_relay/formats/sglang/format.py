@@ -13,6 +13,7 @@ from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.events import DONE_EVENT
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
 from dyn_relay.formats.sglang.explain import STOCK, explain, refused, spare_id
+from dyn_relay.formats.sglang.infos import kv_events
 from dyn_relay.formats.sglang.item import Item, joined
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.rules import Rules
@@ -90,6 +91,7 @@ class SglangFormat:
             deterministic=_boolean(merged.get("enable_deterministic_inference")),
             routed_experts=_boolean(merged.get("enable_return_routed_experts")),
             indexer_topk=_boolean(merged.get("enable_return_indexer_topk")),
+            kv_events=kv_events(merged.get("kv_events")),
         )
         for name in ("eos_token_id", "eos_token_ids"):
             told = merged.get(name)
