@@ -62,6 +62,7 @@ class App:
             on_poison=lambda event: self.metrics.poison_total(event).inc(),
         )
         self.metrics.watch_fleet(self._samples)
+        self.metrics.watch_policy(self.fleet.policy)
         self.live = LiveRequests(rng)
 
     async def serve(

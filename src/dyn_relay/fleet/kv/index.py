@@ -11,7 +11,7 @@ engine's own hash, which removals and parents are named by. Memory is bounded: b
 been last of its sequence for longest goes; its parent, if it is the last then, takes its place in the line.
 
 To forget a rank costs no look at its blocks: their sets lose it (`masks.py`), and what nobody has is cleared away
-little by little, whenever new blocks come.
+little by little (`tidy`), also whenever new blocks come.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class PrefixIndex:
         self._ranks: list[Rank | None] = []
         self._nodes = 0
         self._free = 0  # the first of the free nodes; `after` leads to the next
-        self._hand = 0  # where `_tidy` is
+        self._hand = 0  # where `tidy` is
 
     def __len__(self) -> int:
         """Nodes, also those that nobody has any more and that are not cleared away yet."""
@@ -179,7 +179,7 @@ class PrefixIndex:
                 self._link(node)
             self._hold(rank, node, hash_, bit)
             parent = node
-        self._tidy(_TIDY * len(event.block_hashes))
+        self.tidy(_TIDY * len(event.block_hashes))
 
     def _hold(self, rank: Rank, node: int, hash_: int, bit: int) -> None:
         known = rank.find(hash_)
@@ -230,6 +230,14 @@ class PrefixIndex:
                 found.setdefault(slot, [0] * len(Tier))[here[slot]] += length
         ranks = self._ranks
         return {rank.id: blocks for slot, blocks in found.items() if (rank := ranks[slot]) is not None}
+
+    def tidy(self, steps: int) -> None:
+        """Look at so many nodes, in turn, and clear away what nobody has; a leaving rank leaves it behind."""
+        parents, children, sets, end = self._parents, self._children, self._sets, len(self._parents)
+        for _ in range(steps):
+            hand = self._hand = self._hand + 1 if self._hand + 1 < end else 0
+            if hand and not children[hand] and parents[hand] != _FREE and not self._masks[sets[hand]]:
+                self._prune(hand)
 
     def _root(self, size: int) -> int:
         return hash((self._seed, size))
@@ -287,14 +295,6 @@ class PrefixIndex:
                 if not self._children[parent]:
                     self._link(parent, place)
             node = parent
-
-    def _tidy(self, steps: int) -> None:
-        """Clear away what nobody has; a leaving rank leaves it behind."""
-        parents, children, sets, end = self._parents, self._children, self._sets, len(self._parents)
-        for _ in range(steps):
-            hand = self._hand = self._hand + 1 if self._hand + 1 < end else 0
-            if hand and not children[hand] and parents[hand] != _FREE and not self._masks[sets[hand]]:
-                self._prune(hand)
 
     def _link(self, node: int, place: int | None = None) -> None:
         """Put a node into the line behind `place`, or at its young end."""

@@ -111,9 +111,8 @@ class Subscriber:
             self._restart()
         if number > (1 if self._next is None else self._next):
             self._follower.count("gap")
-            await self._catch_up()
-        elif self._heard < 0 and self._next is not None:
-            # What a replay brought may be of the process before: here they meet for the first time.
+        if self._heard < 0 or self._next is None or number > self._next:
+            # Also the first time: what a replay brought may be of the process before.
             await self._catch_up()
         self._heard = number
         if self._next is None or number >= self._next:

@@ -29,6 +29,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("fleet")
 
 #: Seconds after which the fleet is looked at again: what a worker says of itself may change without notice.
 LOOK = 1.0
+#: Nodes of the index that are looked at then, if anybody has them: about a millisecond.
+TIDY = 5000
 #: What an engine says that listens everywhere; it means "where you reached me".
 _ANYWHERE = frozenset({"*", "0.0.0.0", "::", ""})
 
@@ -73,6 +75,7 @@ class Subscriptions:
                     nursery.start_soon(self._pass_on, fleet)
                     while True:
                         self._adjust(fleet, nursery, stack)
+                        self.index.tidy(TIDY)
                         with trio.move_on_after(LOOK):
                             await self._news.park()
             finally:
