@@ -145,10 +145,34 @@ async def test_silence_is_looked_into(autojump_clock):
         assert followed.has == [b"a", b"b"]
         publisher.restart()
         await trio.sleep(30)
-        assert followed.has == [b"a", b"b"], "a publisher that has nothing at all may just keep nothing"
+        assert (followed.has, followed.restarts) == ([], 1)
         publisher.publish(b"new", sent=False)
         await trio.sleep(30)
         assert followed.has == [b"new"]
+        assert followed.restarts == 1
+
+
+async def test_a_publisher_that_keeps_nothing_is_not_taken_for_a_new_process(autojump_clock):
+    publisher = Publisher()
+    async with following(publisher) as followed:
+        publisher.publish(b"a", kept=False)
+        await trio.sleep(60)
+        assert len(publisher.asked) > 5
+        assert (followed.has, followed.restarts) == ([b"a"], 0)
+
+
+async def test_a_new_connection_may_be_a_new_process(autojump_clock):
+    """Its next batch to arrive has just the number that is expected."""
+    publisher = Publisher()
+    async with following(publisher) as followed:
+        publisher.publish(b"old 0")
+        await settled()
+        publisher.restart()
+        publisher.publish(b"new 0", sent=False)
+        publisher.raw([])
+        publisher.publish(b"new 1")
+        await settled()
+        assert followed.has == [b"new 0", b"new 1"]
         assert followed.restarts == 1
 
 

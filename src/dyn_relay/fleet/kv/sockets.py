@@ -21,20 +21,36 @@ HIGH_WATER = 100_000
 class Socket:
     """A socket that is waited for by at most one task."""
 
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes] | None = None) -> None:
+        """`monitor` gets a message whenever the socket has connected."""
         self._socket = socket
+        self._monitor = monitor
+        self._held: list[bytes] = []
         self._descriptor: int = socket.FD
 
     async def receive(self) -> list[bytes]:
-        """The next message, in frames."""
-        while True:
+        """The next message, in frames; none of them before the first message of each connection, if that is watched."""
+        await trio.lowlevel.checkpoint()
+        while not self._held:
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                self._held = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 await trio.lowlevel.wait_readable(self._descriptor)
-            else:
-                await trio.lowlevel.checkpoint()
-                return frames
+        if self._connected():
+            return []
+        frames, self._held = self._held, []
+        return frames
+
+    def _connected(self) -> bool:
+        """A connection is there that was not when this was asked before."""
+        new = False
+        while self._monitor is not None:
+            try:
+                self._monitor.recv_multipart(zmq.NOBLOCK)
+                new = True
+            except zmq.Again:
+                break
+        return new
 
     def send(self, frames: list[bytes]) -> None:
         """Queue a message. Raises `zmq.Again` if the queue is full."""
@@ -57,8 +73,13 @@ def subscribed(context: Context, address: str, topic: bytes) -> Iterator[Socket]
         socket.ipv6 = True
         socket.rcvhwm = HIGH_WATER
         socket.subscribe(topic)
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         socket.connect(address)
-        yield Socket(socket)
+        try:
+            yield Socket(socket, monitor)
+        finally:
+            socket.disable_monitor()
+            monitor.close(linger=0)
 
 
 @contextmanager

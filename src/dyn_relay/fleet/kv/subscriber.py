@@ -8,10 +8,11 @@ begins anew begins to count anew. So there are three cases beside "the next one"
 * a number at or below one *that the subscription has brought before*: another process;
 * a number below the next that the subscription has not brought yet: known from a replay, and left out.
 
-A restarted process may have overtaken the old count when its first batch arrives. Therefore a replay begins with the
-last batch that was taken in: if that one is not the same bytes, its time included, another process wrote it. The same
-is asked after some silence, when nothing else would tell that the last batches were lost. Each replay has a connection
-of its own, so that the late answer to one reaches nobody. Source: SGLang 0.5.23, `disaggregation/kv_events.py`.
+A restarted process may have come as far as the old count, or beyond, when its first batch arrives. Therefore a replay
+begins with the last batch that was taken in: if that one is not the same bytes, its time included, another process
+wrote it. The same is asked whenever the connection is a new one, and after some silence, when nothing else would tell
+that the last batches were lost. Each replay has a connection of its own, so that the late answer to one reaches nobody.
+Source: SGLang 0.5.23, `disaggregation/kv_events.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Wire(Protocol):
     """A message queue, as far as it is used here."""
 
     async def receive(self) -> list[bytes]:
-        """The next message, in frames."""
+        """The next message, in frames; none of them: the connection is a new one, of maybe another process."""
 
     def send(self, frames: list[bytes]) -> None:
         """Queue a message."""
@@ -84,6 +85,7 @@ class Subscriber:
         self._source = source
         self._follower = follower
         self._quiet = quiet if source.ask else math.inf
+        self._keeps = False  # it has replayed something: it has what it published last
         self._forget()
 
     def _forget(self) -> None:
@@ -139,7 +141,8 @@ class Subscriber:
         had = await self._replay(self._next - 1)
         if had is _Had.NOTHING:
             had = await self._replay(0, peek=True)
-            had = _Had.OTHER if had is _Had.SOME else had  # it has batches, but not so many
+            if self._keeps and had is not _Had.SILENCE:
+                had = _Had.OTHER  # it has batches, but not so many
         if had is _Had.OTHER:
             self._restart()
             await self._replay(0)
@@ -166,7 +169,7 @@ class Subscriber:
                     break
                 if frames[1] != self._source.topic:
                     continue
-                had = _Had.SOME
+                had, self._keeps = _Had.SOME, True
                 if peek:
                     continue
                 if self._next is not None and number == self._next - 1 and payload != self._last:
