@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
+import structlog
 import trio
 from trio.testing import MockClock
 
 from dyn_relay.fleet.policies.base import Policy
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.net import Network
-from dyn_relay.observe import log as logs
 from dyn_relay.relay import budget
 from dyn_relay.sockets import open_network
 from dyn_testkit.background import background
@@ -45,30 +46,42 @@ class _Directed(Policy):
 @asynccontextmanager
 async def proxied(network: Network, stage: Stage, host: str, port: int, **config) -> AsyncIterator[RouterLevel]:
     """A proxy before the workers of `stage`; both run as long as the block does."""
-    logs.setup("critical")
-    async with background() as nursery:
-        await nursery.start(stage.run)
-        settings = {"seed": 1, "log_level": "error", "health_success_threshold": 1, "inhibited_duration_secs": 0.0}
-        async with open_relay(network, host, port, stage.urls, policy=_POLICY, **settings | config) as relay:
-            fleet, live = relay.app.fleet, relay.app.live
+    with _silence():
+        async with background() as nursery:
+            await nursery.start(stage.run)
+            settings = {"seed": 1, "log_level": "error", "health_success_threshold": 1, "inhibited_duration_secs": 0.0}
+            async with open_relay(network, host, port, stage.urls, policy=_POLICY, **settings | config) as relay:
+                fleet, live = relay.app.fleet, relay.app.live
 
-            async def settled() -> None:
-                ready = False
-                while not ready:
-                    await trio.sleep(0.0005)
-                    fleet.pick()  # lets those back in whose time is over
-                    alive = {worker.url for worker in stage.workers if worker.alive}
-                    back = all(worker.state == "ready" for worker in fleet.workers if worker.url in alive)
-                    ready = back and stage.quiet and not len(live)
+                async def settled() -> None:
+                    ready = False
+                    while not ready:
+                        await trio.sleep(0.0005)
+                        fleet.pick()  # lets those back in whose time is over
+                        alive = {worker.url for worker in stage.workers if worker.alive}
+                        back = all(worker.state == "ready" for worker in fleet.workers if worker.url in alive)
+                        ready = back and stage.quiet and not len(live)
 
-            async def evidence():
+                async def evidence():
+                    await settled()
+                    seen = list(relay.rows)
+                    relay.rows.clear()
+                    return seen, relay.gauges
+
                 await settled()
-                seen = list(relay.rows)
-                relay.rows.clear()
-                return seen, relay.gauges
+                yield RouterLevel(network, relay.url, stage, evidence)
 
-            await settled()
-            yield RouterLevel(network, relay.url, stage, evidence)
+
+@contextmanager
+def _silence():
+    """What a proxy logs under thousands of faults is nobody's news. Tests that come after it see logs again."""
+    before = structlog.get_config()
+    silent = structlog.make_filtering_bound_logger(logging.CRITICAL)
+    structlog.configure(wrapper_class=silent, cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
 
 
 @contextmanager

@@ -70,10 +70,15 @@ META: dict[str, tuple[str, ...]] = {
 #: What has no name of its own.
 ANY: dict[str, tuple[str, tuple[str, ...]]] = {
     "(unknown, a list)": (
-        "joined if it has one element a token in each attempt, else the last attempt's",
-        (f"{UNIT}kills.py::test_unknown_rows", f"{UNIT}rebase.py::test_rows_that_a_continuation_does_not_have"),
+        "joined if it has one element a token in each attempt; else the last attempt's if it is as long as it was; "
+        "else the answer fails loudly (`meta_info`)",
+        (f"{UNIT}kills.py::test_unknown_rows", f"{UNIT}lineup.py::test_unknown_rows_of_which_the_first_are_missing"),
     ),
-    "(unknown, no list)": ("the last attempt's", (f"{UNIT}rebase.py::test_order_and_unknown_fields_survive",)),
+    "(unknown, a string of more than 256 bytes)": (
+        "the last attempt's if it is as long as it was, else the answer fails loudly (`meta_info`)",
+        (f"{UNIT}lineup.py::test_unknown_rows_of_which_the_first_are_missing",),
+    ),
+    "(unknown, anything else)": ("the last attempt's", (f"{UNIT}lineup.py::test_unknown_states",)),
     "(NaN, infinities, nulls anywhere)": ("as the worker spelled them", (f"{UNIT}nonfinite.py::test_they_survive",)),
 }
 #: By what becomes of them.
@@ -159,7 +164,8 @@ SECTIONS = (
     Section(
         "Answers: `meta_info`",
         "A model's own fields (`customized_info`) and those of other releases: a list with one element a token in each "
-        "attempt is joined like the known ones, and a continuation that lacks it is not taken; anything else is as the "
+        "attempt is joined like the known ones, and a continuation that lacks it is not taken; what may be rows in "
+        "some encoding, and was not told of the earlier tokens, fails loudly; anything else is as the "
         "last attempt tells it. `NaN` and the infinities stay what they are, wherever they stand. "
         '"This attempt" is the one whose event it is. '
         "Stock tells `spec_*` with the finish only: those of an attempt that was cut are not "

@@ -22,9 +22,9 @@ try:
     from dyn_chaos import html, report, simulate
     from dyn_chaos.campaigns.demo import demo
 except ModuleNotFoundError as missing:
-    if missing.name != "httpx":  # the only package that proxy and testkit do without
+    if missing.name not in ("httpx", "httpcore", "h11", "hypothesis"):  # what the proxy alone does without
         raise
-    raise SystemExit("dyn-chaos needs httpx: pip install '.[chaos]' in a checkout") from None
+    raise SystemExit(f"dyn-chaos needs {missing.name}: pip install '.[chaos]' in a checkout") from None
 from dyn_chaos.campaigns.base import Campaign
 from dyn_chaos.campaigns.table import CAMPAIGNS
 from dyn_chaos.commands import command

@@ -123,14 +123,16 @@ async def run(config: Config) -> int:
     """
     logs.setup(config.log_level, config.log_json)
     async with open_network() as network:
+        option = f"trace_file {config.trace_file}"
         try:
             with TraceFile(config.trace_file) if config.trace_file else nullcontext() as trace:
+                option = f"host {config.host}, port {config.port}"
                 listener = await network.listen(config.host, config.port)
                 host = f"[{listener.host}]" if ":" in listener.host else listener.host
                 print(f"listening on http://{host}:{listener.port}", flush=True)
                 return await _serve_until_told(App(config, network), listener, trace)
         except OSError as exc:
-            log.error("cannot start", error=str(exc))
+            log.error("cannot start", option=option, error=str(exc))
             return 1
 
 

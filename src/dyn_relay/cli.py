@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import click
 
@@ -56,11 +56,14 @@ def _flag(option: Option) -> click.Option:
     return click.Option([option.flag], multiple=option.many, default=None, metavar=metavar, help=text)
 
 
+def _given(flags: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in flags.items() if value not in (None, ())}
+
+
 def _with_options(run: Callable[[Loaded], None], name: str, text: str) -> click.Command:
     def callback(config: str | None, **flags: object) -> None:
-        given = {name: value for name, value in flags.items() if value not in (None, ())}
         try:
-            loaded = load(given, os.environ, config)
+            loaded = load(_given(flags), os.environ, config)
         except ConfigError as exc:
             raise click.UsageError(str(exc)) from None
         run(loaded)
@@ -87,7 +90,11 @@ def _check(loaded: Loaded) -> None:
     Console().print(table, markup=False)
 
 
-def _explain(body: str, worker: str | None, after: int, as_json: bool, config: str | None) -> None:
+#: The proxy's own options that make a difference to what is explained.
+_JUDGING = ("migration_limit", "migration_max_seq_len", "split_batches", "weight_version_policy")
+
+
+def _explain(body: str, worker: str | None, after: int, as_json: bool, config: str | None, **flags: object) -> None:
     """Tell what would become of the request in the file BODY ("-": standard input), without sending it.
 
     The verdict, the field that decides, and what another worker would get after some tokens. Without --worker it is
@@ -100,7 +107,9 @@ def _explain(body: str, worker: str | None, after: int, as_json: bool, config: s
     from dyn_relay.explain import Unanswered, run, text
 
     try:
-        found = run(Path("/dev/stdin" if body == "-" else body), worker, after, load({}, os.environ, config).config)
+        found = run(
+            Path("/dev/stdin" if body == "-" else body), worker, after, load(_given(flags), os.environ, config).config
+        )
     except OSError as exc:
         raise click.UsageError(f"body: cannot read {body}: {exc.strerror}") from None
     except ValueError as exc:  # ConfigError is one
@@ -130,6 +139,7 @@ main.add_command(
                 ["--after"], metavar="K", type=int, default=1, show_default=True, help="Tokens until the cut."
             ),
             click.Option(["--json", "as_json"], is_flag=True, help="Print a JSON object."),
+            *(_flag(option) for option in OPTIONS if option.name in _JUDGING),
             click.Option(["--config"], metavar="FILE", help=f"A TOML file of the proxy's options.  [{CONFIG_ENV}]"),
         ],
     )

@@ -34,7 +34,7 @@ def run(path: Path, worker: str | None, after: int, config: Config) -> dict[str,
 
     `worker`: a URL. Raises `Unanswered`, and `ValueError` ("FIELD: ...") for what cannot be explained.
     """
-    format = catalog.make(config.format, config.on_abort)
+    format = catalog.make(config.format, config.on_abort, config.weight_version_policy)
     traits = trio.run(_ask, format, worker, config) if worker else format.stock
     [native] = format.paths
     request = NativeRequest("POST", native, _JSON, path.read_bytes())
@@ -45,6 +45,9 @@ def text(found: dict[str, Any]) -> str:
     """The same for people."""
     [(header, value)] = found["header"].items()
     lines = [f"{header}: {value}"]
+    if found["split"]:
+        which = "the first that is refused" if not found["migratable"] else "and so on with the others"
+        lines.append(f"  split into {found['split']['answers']}; this is number {found['split']['index']}, {which}")
     if found["rule"]:
         lines += [f"  {found['rule']}", f"  because: {found['because']}"]
     if found["answer"]:
@@ -55,8 +58,10 @@ def text(found: dict[str, Any]) -> str:
     asked = found["worker"]["url"] is not None
     lines += ["", "judged for this worker:" if asked else "no worker was asked; judged for a stock one:"]
     lines += [*known, *(f"  - {one}" for one in found["depends"])]
+    if found["lacks"]:
+        lines.append(f"  it lacks what is asked for ({found['lacks']}); while another worker has it, that one is asked")
     if found["migratable"]:
-        after = f"if its worker died after {found['after']} tokens, "
+        after = f"if its worker died after {found['after']} token{'' if found['after'] == 1 else 's'}, "
         lines += ["", after + (found["instead"] or "another one would get")]
     if found["continuation"]:
         sent = found["continuation"]

@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     Mutant(
         "leaked lease",
-        "fleet/lease.py",
+        "fleet/target.py",
         ") -> None:\n        self.release()\n",
         ") -> None:\n        if kind is None:\n            self.release()\n",
     ),

@@ -41,3 +41,11 @@ def test_taken_address_is_an_error():
         done = subprocess.run([*RELAY, "serve", "--port", port], capture_output=True, text=True, env=ENV, check=False)
     assert done.returncode == 1
     assert "in use" in done.stderr + done.stdout
+    assert f"host 127.0.0.1, port {port}" in done.stderr + done.stdout
+
+
+def test_a_trace_file_that_cannot_be_opened_is_named(tmp_path):
+    flags = ["--port", "0", "--trace-file", str(tmp_path / "no" / "trace")]
+    done = subprocess.run([*RELAY, "serve", *flags], capture_output=True, text=True, env=ENV, check=False)
+    assert done.returncode == 1
+    assert f"option='trace_file {tmp_path}/no/trace'" in done.stderr + done.stdout

@@ -92,6 +92,26 @@ async def test_the_limits_of_the_proxy(autojump_clock):
         assert found["header"][HEADER] == (await w.ask(long)).header(HEADER) == "no; reason=migration_max_seq_len"
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("body", "split"),
+    [
+        (generate(sampling={"n": 2}), {"index": 0, "answers": 2}),
+        (generate(input_ids=[[5, 6], [7]]), {"index": 0, "answers": 2}),
+        (generate(input_ids=[[5, 6], [7]] * 2, image_data=["a"] * 4), None),
+        (generate(input_ids=[[5], [6] * 9]), {"index": 1, "answers": 2}),
+        (generate(), None),
+    ],
+)
+async def test_of_a_split_request(autojump_clock, body, split, stream):
+    """The header is that of the whole, and which answer the rest is about is said."""
+    body = {**body, "stream": stream}
+    async with world(split_batches=True, migration_max_seq_len=8) as w:
+        found = (await w.ask(body, PATH)).json()
+        assert found["split"] == split
+        assert found["header"][HEADER] == (await w.ask(body)).header(HEADER)
+
+
 async def test_nobody_is_asked(autojump_clock):
     async with world() as w:
         found = (await w.ask(generate(), PATH)).json()

@@ -42,7 +42,7 @@ async def test_kill_at_every_token(autojump_clock, stream, dialect, late):
 @both
 @dialects
 async def test_two_and_three_kills(autojump_clock, stream, dialect):
-    """Each attempt lives for a few tokens; all combinations of small numbers."""
+    """E4: nothing delivered is lost. Each attempt lives for a few tokens; all combinations of small numbers."""
     request = generate(12, stream=stream, **FULL)
     options = WorkerOptions(dialect=dialect)
     for lives in [*itertools.product(range(4), repeat=2), *itertools.product((0, 1, 3), repeat=3)]:
@@ -115,7 +115,7 @@ async def test_unary_resumes_instead_of_starting_again(autojump_clock):
 
 
 async def test_a_unary_answer_costs_a_cumulative_worker_little(autojump_clock):
-    """Coarse events: what a cumulative worker sends is at most about eight times the final answer."""
+    """F4: coarse events: what a cumulative worker sends is at most about eight times the final answer."""
     async with world(plans=[None]) as w:
         request = generate(3000, stream=False)
         response = await w.ask(request)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import trio
 
+from dyn_relay.formats.base import UNKNOWN
+from dyn_relay.relay.candidates import Candidates
 from dyn_testkit import faults
 from dyn_testkit.engine import Model
 from dyn_testkit.faults import CLOSE, FaultPlan, at_token
+from dyn_testkit.tokenizer import BYTE_LEVEL
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged, world
@@ -51,6 +56,25 @@ async def test_what_is_spelled_goes_to_a_tokenizer(autojump_clock, stream, what)
     asked_workers, response = await served_by([BARE, TEXT, BARE, TEXT], asked(stream, **SPELLED[what]))
     assert asked_workers == {1, 3}
     assert response.status == 200
+
+
+@both
+async def test_what_ends_an_answer_is_learnt_of_workers_that_are_alike(autojump_clock, stream):
+    """A tokenizer has an EOS of its own, 9 here; to a worker without one 9 is a token like any other."""
+    bare = Model(eos_token_ids=(2,), recites=(5, 6, 7, 20, 21, 9, 30, 31, 32, 33, 34, 35))
+    model = replace(bare, eos_token_ids=(2, 9))
+    spelling = WorkerOptions(model=model, skip_tokenizer_init=False, tokenizer=BYTE_LEVEL)
+    plans = [None, FaultPlan.in_order([(at_token(3), CLOSE)]), None]
+    body = generate(8, stream=stream, input_ids=[5, 6, 7])
+    body["sampling_params"] |= {"ignore_eos": False, "stream_interval": 1}
+    options = [spelling, *[WorkerOptions(model=bare)] * 2]
+    async with world(plans=plans, options=options, policy="round_robin") as w:
+        first, second = [await w.ask(body) for _ in range(2)]
+        values = [response.values()[-1] if stream else response.json() for response in (first, second)]
+        assert values[0]["meta_info"]["finish_reason"] == {"type": "stop", "matched": 9}
+        assert values[1]["meta_info"]["finish_reason"] == {"type": "length", "length": 8}
+        assert values[1]["output_ids"] == [20, 21, 9, 30, 31, 32, 33, 34]
+        assert [len(worker.generates) for worker in w.workers] == [1, 1, 1]
 
 
 @both
@@ -117,7 +141,39 @@ async def test_a_worker_that_was_never_asked_is_no_answer(autojump_clock, stream
         w.workers[1].kill()
         response = await w.ask(asked(stream, **BY_TEXT))
         assert (response.status, response.json()["reason"]) == (503, "no_survivor")
+        assert response.json()["message"].endswith("; no other worker has all that is asked for (w1: tokenizer)")
         assert w.workers[0].generates == []
+
+
+@both
+async def test_who_was_passed_over_is_named_after_a_cut_too(autojump_clock, stream):
+    """Nothing was delivered: the other one may take it, but has not what is asked for."""
+    plans = [FaultPlan.of(faults.Fault(faults.AT_HEAD, faults.KILL_WORKER, faults.first(1))), None]
+    options = [WorkerOptions(routed_experts=True), BARE]
+    async with world(plans=plans, options=options, policy="round_robin") as w:
+        response = await w.ask(asked(stream, return_routed_experts=True))
+        said = response.values()[-1]["error"] if response.status == 200 else response.json()
+        assert said["reason"] == "no_fit_worker"
+        assert "(w2: routed_experts)" in said["message"]
+        assert w.workers[1].generates == []
+
+
+def test_who_was_tried_was_not_passed_over():
+    """`Candidates` alone: of those that are excluded nothing is said."""
+
+    class Anything:
+        started_work = True
+        staying: ClassVar = [SimpleNamespace(id=name, traits=UNKNOWN) for name in ("w1", "w2")]
+
+        def unfit(self, traits):
+            return "model"
+
+        lacks = unfit
+
+    anything = Anything()
+    candidates = Candidates(anything, anything, anything)
+    assert candidates.unfit(()) == {"w1": "model", "w2": "model"}
+    assert candidates.unfit({"w1"}) == {"w2": "model"}
 
 
 @both
@@ -128,6 +184,46 @@ async def test_a_continuation_needs_what_the_request_needs(autojump_clock, strea
     async with world(plans=plans, options=[BARE, SHORT, BARE], policy="round_robin") as w:
         assert judged(await w.ask(body), body, ORACLE) == []
         assert [len(worker.generates) for worker in w.workers] == [1, 0, 1]
+
+
+OTHERS = {
+    "model": WorkerOptions(model=Model(vocab_size=4096), model_path="other/model"),
+    "preferred_sampling_params": WorkerOptions(preferred_sampling_params={"stop_token_ids": [1, 2, 3]}),
+}
+SILENT = WorkerOptions(infos=False)
+
+
+@both
+@pytest.mark.parametrize("silent_first", [True, False], ids=["silent-first", "silent-second"])
+@pytest.mark.parametrize("lacks", OTHERS)
+async def test_what_is_not_known_to_be_the_same_does_not_go_on(autojump_clock, stream, lacks, silent_first):
+    """Of the two workers one does not say what it is: it may be another model, or have other defaults."""
+    plans = [FaultPlan.in_order([(at_token(3), CLOSE)]), None]
+    options = [SILENT, OTHERS[lacks]] if silent_first else [OTHERS[lacks], SILENT]
+    async with world(plans=plans, options=options, policy="round_robin") as w:
+        response = await w.ask(generate(5, stream=stream, sampling={"stream_interval": 1}))
+        assert response.complete
+        assert [len(worker.generates) for worker in w.workers] == [2, 0], "the first, which lives, goes on itself"
+
+
+@both
+async def test_workers_that_all_say_nothing_are_alike(autojump_clock, stream):
+    """A fleet of an old release goes on as before."""
+    plans = [FaultPlan.in_order([(at_token(3), CLOSE)]), None]
+    body = generate(5, stream=stream, sampling={"stream_interval": 1})
+    async with world(plans=plans, options=[SILENT, SILENT], policy="round_robin") as w:
+        assert judged(await w.ask(body), body, ORACLE) == []
+        assert [len(worker.generates) for worker in w.workers] == [1, 1]
+
+
+async def test_what_workers_say_is_shown(autojump_clock):
+    options = [WorkerOptions(skip_tokenizer_init=False, routed_experts=True, deterministic=False), SILENT]
+    async with world(plans=[None, None], options=options) as w:
+        listed = (await w.ask(None, "/workers", method="GET")).json()["workers"]
+        first, second = [one["traits"] for one in listed]
+        assert (first["text"], first["routed_experts"], first["deterministic"]) == (True, True, False)
+        assert (first["incremental"], first["indexer_topk"], first["sampling_defaults"]) == (False, False, {})
+        assert set(second.values()) == {None}
 
 
 @both

@@ -100,6 +100,47 @@ async def test_seeded_samples_are_the_engines(autojump_clock, stream):
         assert plan.count() == 2
 
 
+@pytest.mark.parametrize("first", ["cumulative", "incremental"])
+@pytest.mark.parametrize("kills", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize("more", [{}, {"return_logprob": True, "top_logprobs_num": 1}], ids=["ids", "logprobs"])
+async def test_one_stream_has_one_dialect(autojump_clock, first, kills, more):
+    """F3: workers of a mixed fleet each have their own; a client takes the last event of an item for all of it."""
+    dialects = [first, *{"cumulative", "incremental"} - {first}]
+    options = [WorkerOptions(dialect=dialect) for dialect in dialects * 2]
+    plans = [FaultPlan.of(Fault(at_token(2), CLOSE, faults.first(1))) if kills else None] * 2
+    async with world(plans=[*plans, None, None], options=options, split_batches=True, policy="round_robin") as w:
+        body = several(2, 2, stream=True, **more)
+        response = await w.ask(body)
+        assert judged(response, body, ORACLE, first) == []
+        assert all(worker.generates for worker in w.workers)
+
+
+async def test_what_cannot_be_told_otherwise_goes_where_its_dialect_is_spoken(autojump_clock):
+    options = [WorkerOptions(dialect=dialect) for dialect in ("incremental", "cumulative", "incremental")]
+    body = several(4, stream=True)
+    body["sampling_params"] |= {"frequency_penalty": 0.5}
+    async with world(plans=[None] * 3, options=options, split_batches=True, policy="round_robin") as w:
+        response = await w.ask(body)
+        assert response.header("x-dyn-relay-migratable") == "no; reason=frequency_penalty"
+        assert [len(worker.generates) for worker in w.workers] == [2, 0, 2]
+        assert (
+            sum(len(value["output_ids"]) for value in response.values())
+            == 4 * body["sampling_params"]["max_new_tokens"]
+        )
+
+
+async def test_a_list_says_that_one_of_its_answers_crossed_versions(autojump_clock):
+    """H3."""
+    options = [WorkerOptions(weight_version=version) for version in "78"]
+    body = several(2, stream=False)
+    body["sampling_params"] |= {"stream_interval": 1}
+    for plans, expected in (([FaultPlan.of(Fault(at_token(3), KILL_WORKER)), None], "yes"), ([None, None], None)):
+        async with world(plans=plans, options=options, split_batches=True, policy="round_robin") as w:
+            response = await w.ask(body)
+            assert response.status == 200
+            assert response.header("x-dyn-relay-crossed-versions") == expected
+
+
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,7 @@ async def check(kind, text, plans, stream, dialects=("cumulative",), **sampling)
 @kinds
 @texts
 async def test_killed_at_every_token(autojump_clock, kind, name, stream):
+    """E7: also between the tokens of one character."""
     _, _, count = recital(kind, TEXTS[name])
     for cut in range(1, count):
         for skip in (True, False) if "special" in name else (True,):

@@ -99,7 +99,8 @@ async def test_each_row_is_served_named_and_loud(autojump_clock, reason, stream)
 
 #: Rows of bodies that cannot be read, or not judged: passed on as they are, so that the engine gives its own 400.
 UNREADABLE = {
-    *("content-encoding", "content-type", "body", "stream", "rid", "sampling_params", "input_ids"),
+    *("content-encoding", "content-type", "body", "stream", "return_prompt_token_ids", "rid"),
+    *("sampling_params", "input_ids"),
     *("min_new_tokens", "stop_token_ids", "ignore_eos", "stream_interval"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from dyn_testkit.faults import CLOSE, KILL_WORKER, FaultPlan, at_token
+from dyn_testkit.faults import AFTER_LAST_TOKEN, CLOSE, KILL_WORKER, FaultPlan, at_token
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import world
@@ -175,5 +175,95 @@ async def test_a_multimodal_request_never_crosses(autojump_clock, stream):
         assert response.header("x-dyn-relay-migratable") == "no; reason=image_data"
         assert response.status == 502 or not response.complete
         assert w.workers[1].generates == []
+        await w.quiet()
+        assert [row["crossed_versions"] for row in w.rows] == [False if stream else None]
+
+
+UNTOLD = WorkerOptions(tells_versions=False)
+
+
+@both
+@pytest.mark.parametrize("policy", ["same", "max-lag=1"])
+async def test_an_untold_version_is_followed_by_none(autojump_clock, stream, policy):
+    """The first worker did not tell what made its tokens: nobody's weights can be said to fit."""
+    options = [UNTOLD, *versions("9", "default")]
+    async with world(
+        plans=dying(survivors=2), options=options, policy="round_robin", weight_version_policy=policy
+    ) as w:
+        response = await w.ask(asked(stream))
+        error = response.values()[-1]["error"] if stream else response.json()
+        assert (error["reason"], error["delivered"]) == ("no_fit_worker", K)
+        assert [len(worker.generates) for worker in w.workers] == [1, 0, 0]
+
+
+@both
+@pytest.mark.parametrize(
+    ("names", "crosses"),
+    [((None, "8", "9"), True), (("7", None, "9"), True), (("7", None, "7"), None), ((None, None, "9"), None)],
+)
+async def test_spans_with_a_hole_are_left_out(autojump_clock, stream, names, crosses):
+    plans = [*[FaultPlan.in_order([(at_token(k), KILL_WORKER)]) for k in (3, 2)], None]
+    options = [UNTOLD if name is None else WorkerOptions(weight_version=name) for name in names]
+    async with world(plans=plans, options=options, policy="round_robin") as w:
+        response = await w.ask(asked(stream))
+        assert tokens_of(response, stream) == ORACLE.answer(asked(stream))["output_ids"]
+        meta = (response.values()[-1] if stream else response.json())["meta_info"]
+        assert meta["weight_version"] == names[-1]
+        assert "weight_versions" not in meta
+        await w.quiet()
+        assert [row["crossed_versions"] for row in w.rows] == [crosses]
+
+
+@both
+async def test_a_finish_made_here_has_no_hole_either(autojump_clock, stream):
+    plans = [FaultPlan.in_order([(at_token(3), KILL_WORKER)]), FaultPlan.in_order([(AFTER_LAST_TOKEN, CLOSE)])]
+    options = [UNTOLD, WorkerOptions(weight_version="9", late_finish=True)]
+    async with world(plans=plans, options=options, policy="round_robin") as w:
+        response = await w.ask(asked(stream))
+        meta = (response.values()[-1] if stream else response.json())["meta_info"]
+        assert meta["finish_reason"] == {"type": "length", "length": N}
+        assert "weight_versions" not in meta
+        await w.quiet()
+        assert [row["outcome"] for row in w.rows] == ["completed_here"]
+
+
+@both
+async def test_rows_alone_are_asked_of_weights_that_fit(autojump_clock, stream):
+    """The finish is lost, its rows are owed, and the next worker's weights are newer than it said."""
+    plans = [FaultPlan.in_order([(AFTER_LAST_TOKEN, CLOSE)]), None]
+    options = [WorkerOptions(weight_version="7", routed_experts=True, late_finish=True)] * 2
+    async with world(plans=plans, options=options, policy="round_robin", weight_version_policy="same") as w:
+        w.workers[1].scheduler.weight_version = "8"
+        body = {**asked(stream), "return_routed_experts": True}
+        response = await w.ask(body)
+        assert "routed_experts" in (response.values()[-1] if stream else response.json())["meta_info"]
+        await w.quiet()
+        attempts = [(attempt["worker"], attempt["cause"]) for attempt in w.rows[0]["attempts"]]
+        assert attempts == [("w1", "cut"), ("w2", "unfit"), ("w1", None)]
+
+
+@both
+@pytest.mark.parametrize("sampling", [{"frequency_penalty": 0.5}, {"n": 2}], ids=["penalty", "n"])
+async def test_an_unprotected_answer_that_crosses(autojump_clock, stream, sampling):
+    """Where it is read the row says so; a whole list is not read."""
+    async with world(plans=[None], options=WorkerOptions(weight_version="7", tick=1.0)) as w:
+        answers = []
+
+        async def client():
+            answers.append(await w.ask(generate(N, stream=stream, sampling=sampling)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client)
+            await trio.sleep(4.5)
+            w.workers[0].scheduler.weight_version = "8"
+        await w.quiet()
+        unread = "n" in sampling and not stream
+        assert [row["crossed_versions"] for row in w.rows] == [None if unread else True]
+        assert answers[0].header(CROSSED) == ("yes" if not stream and not unread else None)
+
+
+async def test_samples_of_one_version_each_do_not_cross(autojump_clock):
+    async with world(plans=[None], options=WorkerOptions(weight_version="7")) as w:
+        await w.ask(generate(N, sampling={"n": 2}))
         await w.quiet()
         assert [row["crossed_versions"] for row in w.rows] == [False]

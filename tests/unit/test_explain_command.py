@@ -51,6 +51,7 @@ def test_people_see_the_verdict_and_the_continuation(path: Path) -> None:
     assert "no worker was asked; judged for a stock one:" in lines
     assert '    "input_ids": [1, 2, 3, 0, 0, 0, "... 11 more ...", 0, 0, 0, 0, 0, 0],' in lines
     assert '    "sampling_params": {"max_new_tokens": 60},' in lines
+    assert "if its worker died after 1 token, another one would get" in run(path).output.splitlines()
     assert any("all 0, stand for what the first worker would have generated" in line for line in lines)
     assert "  - takes a prompt of 23 tokens (`max_req_input_len`), or does not say" in lines
 
@@ -76,6 +77,8 @@ def test_a_worker_is_asked(path: Path) -> None:
     with worker("--dialect", "incremental", "--with-tokenizer") as url:
         found = json.loads(run(path, "--json", "--worker", url).output)
         assert "judged for this worker:" in run(path, "--worker", url).output
+        path.write_text(json.dumps({**BODY, "return_routed_experts": True}))
+        assert "  it lacks what is asked for (routed_experts)" in run(path, "--worker", url).output
     told = found["worker"]
     assert (told["url"], told["incremental"], told["text"]) == (url, True, True)
     assert any("as the first worker" in one or "of at least" in one for one in found["needs"])
@@ -124,6 +127,18 @@ def test_the_proxys_own_options_count(path: Path) -> None:
     assert "would fail loudly, with the reason migration_max_seq_len" in run(
         path, "--after", 3, "--config", config
     ).output.replace("\n", " ")
+
+
+def test_its_options_say_what_the_proxy_is_run_with(path: Path) -> None:
+    found = json.loads(run(path, "--json", "--weight-version-policy", "max-lag=2").output)
+    assert "has weights that may follow, by `--weight-version-policy max-lag=2`" in found["needs"]
+    path.write_text(json.dumps({**BODY, "input_ids": [[1], [2]]}))
+    assert run(path).output.startswith("x-dyn-relay-migratable: no; reason=batch\n")
+    lines = run(path, "--split-batches").output.splitlines()
+    assert lines[0] == "x-dyn-relay-migratable: yes"
+    assert lines[1] == "  split into 2; this is number 0, and so on with the others"
+    result = run(path, "--weight-version-policy", "no")
+    assert (result.exit_code, "weight_version_policy" in result.output) == (2, True)
 
 
 def test_standard_input(path: Path) -> None:

@@ -102,6 +102,10 @@ class Endpoints:
         return _json(200, described(found, traits, worker.url if worker else None, int(after)))
 
 
+#: Of its traits, what decides who gets a request, and who goes on with it; null: it does not say.
+_SHOWN = ("text", "incremental", "max_input", "deterministic", "routed_experts", "indexer_topk", "sampling_defaults")
+
+
 def _describe(worker: Worker) -> dict[str, object]:
     traits = worker.traits
     return {
@@ -116,6 +120,7 @@ def _describe(worker: Worker) -> dict[str, object]:
         "model_id": traits.model,
         "version": traits.version,
         "weight_version": traits.weight_version,
+        "traits": {name: getattr(traits, name) for name in _SHOWN},
     }
 
 

@@ -142,8 +142,13 @@ class Explanation:
     #: What is asked of the field that decides, and why; "" if the request is migratable.
     rule: str = ""
     because: str = ""
+    #: What it asks for and the worker has not said to have; "" if it has all.
+    lacks: str = ""
     #: The whole answer, if no worker would see the request (see `Rejected`).
     answer: Answer | None = None
+    #: Of a request that is split: which of the answers this is about, counted from 0, and how many there are.
+    index: int | None = None
+    answers: int = 1
     #: Tokens of the prompt; 0 where unknown.
     prompt_tokens: int = 0
     #: What the worker of the next attempt would be sent, if the one before were cut now.
@@ -223,6 +228,9 @@ class Exchange(Protocol):
     def admit(self, traits: Traits) -> Verdict:
         """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
 
+    def know(self, traits: Traits) -> None:
+        """What that worker says by now; it counts if it had said nothing when the request was judged."""
+
     def fingerprint(self) -> bytes:
         """The same for two requests that would do the same to an engine, whatever their rid."""
 
@@ -254,7 +262,7 @@ class Exchange(Protocol):
         """Take whole events; return what the client's body gets (always `b""` for a unary client).
 
         Sets `end` when the engine has said its last word. The events of an end other than FINISHED/ABORTED are held
-        back: see `last_words`. After `end` is set, further events are ignored.
+        back: see `last_words`. After `end` is set, further events are ignored. Raises `CannotComplete`.
         """
 
     def body(self, data: bytes, now: float) -> None:
@@ -291,8 +299,8 @@ class Exchange(Protocol):
     def failure_event(self, status: int, reason: str, message: str) -> bytes:
         """The relay's own error inside a started stream: one SSE event, no terminator. Says `delivered`."""
 
-    def crossed_versions(self) -> bool:
-        """True if the answer's tokens come from more than one weight version."""
+    def crossed_versions(self) -> bool | None:
+        """True if an answer's tokens come from more than one weight version; None if that is not known."""
 
     def resampled(self) -> bool:
         """True if an uninterrupted run might have drawn other tokens: the answer is a valid sample, not that one."""
@@ -329,6 +337,10 @@ class Bundle:
     join: Callable[[Sequence[Answer]], Answer]
 
 
+#: A verdict on a prompt of so many tokens, within the limits that the relay sets itself.
+Limits = Callable[[Verdict, int], Verdict]
+
+
 class Format(Protocol):
     """One backend's wire format."""
 
@@ -354,8 +366,13 @@ class Format(Protocol):
     def traits(self, infos: dict[str, bytes]) -> Traits:
         """Read a worker's answers to `info_paths`; paths that it did not answer with 200 are missing."""
 
-    def explain(self, request: NativeRequest, traits: Traits, after: int) -> Explanation:
+    def explain(
+        self, request: NativeRequest, traits: Traits, after: int, limited: Limits, *, split: bool = False
+    ) -> Explanation:
         """What `admit` would say of it, and what would follow a cut after `after` tokens, at workers with `traits`.
+
+        With `split`, of a request that is split: about the first answer whose verdict, within `limited`, is a refusal,
+        since the whole is only as safe as each of them; if there is none, about the first.
 
         Raises `ValueError` for what cannot be explained: "FIELD: what is wrong".
         """

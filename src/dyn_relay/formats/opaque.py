@@ -34,6 +34,9 @@ class OpaqueExchange:
     def admit(self, traits: Traits) -> Verdict:
         return self.verdict
 
+    def know(self, traits: Traits) -> None:
+        """Nothing of it matters."""
+
     def fingerprint(self) -> bytes:
         return b""
 

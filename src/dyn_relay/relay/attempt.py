@@ -10,7 +10,7 @@ import trio
 
 from dyn_relay.fleet.health import Probe
 from dyn_relay.fleet.target import Target
-from dyn_relay.formats.base import End, Exchange, Outbound, Reading
+from dyn_relay.formats.base import CannotComplete, End, Exchange, Outbound, Reading
 from dyn_relay.http11.client import Upstream, request_parts
 from dyn_relay.http11.errors import BadResponse, EventTooLarge
 from dyn_relay.http11.headers import Headers, end_to_end
@@ -194,7 +194,7 @@ class Attempt:
                 try:
                     with reading:
                         ended = await self._context.network.relay(connection, self._client, reader)
-                except (BadResponse, EventTooLarge) as exc:  # carried out of the nursery as it is
+                except (BadResponse, EventTooLarge, CannotComplete) as exc:  # carried out of the nursery as it is
                     errors.append(exc)
                 nursery.cancel_scope.cancel()
         if errors:
@@ -267,7 +267,7 @@ class Attempt:
             nursery.start_soon(ask)
             try:
                 ended = await self._context.network.relay(upstream.connection, self._client, reader)
-            except (BadResponse, EventTooLarge) as exc:  # carried out of the nursery as it is
+            except (BadResponse, EventTooLarge, CannotComplete) as exc:  # carried out of the nursery as it is
                 errors.append(exc)
             nursery.cancel_scope.cancel()
         if errors:

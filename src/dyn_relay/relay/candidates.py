@@ -36,9 +36,7 @@ class Candidates:
         return [worker for worker in self._fleet.staying if worker.id not in excluded]
 
     def unfit(self, excluded: Collection[str]) -> dict[str, str]:
-        """Of those, the ones that may not take it once work has begun, by id, and why."""
-        if not self._record.started_work:
-            return {}
-        unfit, lacks = self._exchange.unfit, self._exchange.lacks
-        reasons = {one.id: unfit(one.traits) or lacks(one.traits) for one in self.left(excluded)}
+        """Of those, the ones that are passed over, by id, and why."""
+        begun, unfit, lacks = self._record.started_work, self._exchange.unfit, self._exchange.lacks
+        reasons = {one.id: (begun and unfit(one.traits)) or lacks(one.traits) for one in self.left(excluded)}
         return {name: reason for name, reason in reasons.items() if reason}

@@ -107,13 +107,16 @@ class Ending:
         self.close(Step.FINISH, Outcome.ENGINE_ERROR, "worker")
 
     async def nobody_left(self, last: Attempt | None, history: tuple[Failure, ...], unfit: Mapping[str, str]) -> None:
-        """Every worker was asked, or there is none; `unfit`: those that could not continue it, by id, and why."""
+        """Every worker was asked, or there is none; `unfit`: those that were passed over, by id, and why."""
+        why = ", ".join(f"{worker}: {reason}" for worker, reason in islice(unfit.items(), HISTORY_SHOWN))
         if not history:
             await self._fail(503, "no_worker", "no worker is available")
         elif unfit and (self._exchange.delivered or history[-1].kind not in _ENGINES_WORD):
-            why = ", ".join(f"{worker}: {reason}" for worker, reason in islice(unfit.items(), HISTORY_SHOWN))
-            words = f"; no other worker can take what the continuation needs ({why})"
-            await self.failed("no_fit_worker", history, words)
+            if self._record.started_work:
+                words = f"; no other worker can take what the continuation needs ({why})"
+                await self.failed("no_fit_worker", history, words)
+            else:
+                await self.failed("no_survivor", history, f"; no other worker has all that is asked for ({why})")
         elif any(failure.kind is Kind.UNFIT for failure in history):
             await self._fail(502, "continuation_refused", _words(history))
         elif history[-1].kind in _ENGINES_WORD and last is not None:

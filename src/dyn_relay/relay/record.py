@@ -106,8 +106,8 @@ class RequestRecord:
     #: None if the answer was only forwarded.
     completion_tokens: int | None = 0
     cached_tokens: int | None = None
-    #: Tokens of more than one weight version are in the answer.
-    crossed_versions: bool = False
+    #: Tokens of more than one weight version are in the answer; None if that is not known.
+    crossed_versions: bool | None = False
     #: An uninterrupted run might have drawn other tokens.
     resampled: bool = False
     #: Rows to replay that a later attempt than the first to have them has computed, by field: intervals of positions.

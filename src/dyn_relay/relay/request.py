@@ -80,6 +80,8 @@ class LogicalRequest:
         self._between: trio.CancelScope | None = None
         #: Since when every worker that can be asked is busy.
         self._busy_since: float | None = None
+        #: The worker that the request was judged by.
+        self._first: Worker | None = None
         #: The failure that the next token will have survived, for the metrics.
         self._surviving = ""
 
@@ -167,6 +169,9 @@ class LogicalRequest:
     async def _choose(self) -> Target | None:
         """A target for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
         known = False
+        if self._first is not None:
+            # Of a worker that has just joined the infos may have come after the request.
+            self._exchange.know(self._first.traits)
         while True:
             target = await self._pick()
             if target is not None:
@@ -249,6 +254,7 @@ class LogicalRequest:
         """
         context, exchange, fleet, worker = self._context, self._exchange, self._context.fleet, target.worker
         if not self.record.started_work:
+            self._first = worker
             self._admit(worker.traits)
         record = AttemptRecord(worker.id, worker.url, self._name(), trio.current_time(), exchange.delivered)
         self.record.attempts.append(record)

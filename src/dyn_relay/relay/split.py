@@ -8,6 +8,7 @@ first item that fails fails the whole; the others find that their client has lef
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import trio
 
@@ -18,6 +19,7 @@ from dyn_relay.http11.server import ServerConnection
 from dyn_relay.net import Sink
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import FAIL_PATIENCE, Downstream
+from dyn_relay.relay.ending import CROSSED_HEADER
 from dyn_relay.relay.request import LogicalRequest
 
 
@@ -244,4 +246,7 @@ class SplitRequest:
             self._unsent.append(downstream.finish(self._bundle.terminator))
             await self.flush()
         else:
-            await downstream.answer(self._bundle.join([part.whole for part in self._parts if part.whole is not None]))
+            wholes = [part.whole for part in self._parts if part.whole is not None]
+            answer = self._bundle.join(wholes)
+            crossed = [pair for whole in wholes for pair in whole.headers if pair[0] == CROSSED_HEADER]
+            await downstream.answer(replace(answer, headers=[*answer.headers, *crossed[:1]]))

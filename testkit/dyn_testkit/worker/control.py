@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Route = Callable[["MockWorker", Request], Awaitable[Reply]]
 
 EMPTY_OK = Reply(200, content_type=None)
+_NO_INFOS = json_reply({"detail": "Not Found"}, 404)
 #: Paths that never need a key.
 _OPEN = ("/health", "/ready", "/metrics")
 _CACHE_FLUSHED = (
@@ -40,12 +41,18 @@ async def _ready(worker: MockWorker, request: Request) -> Reply:
     return Reply(200 if up else 503, content_type=None)
 
 
+def _weight_version(worker: MockWorker) -> str | None:
+    return worker.scheduler.weight_version if worker.options.tells_versions else None
+
+
 async def _root(worker: MockWorker, request: Request) -> Reply:
     return json_reply("SGLang is running")
 
 
 async def _model_info(worker: MockWorker, request: Request) -> Reply:
     options = worker.options
+    if not options.infos:
+        return _NO_INFOS
     return json_reply(
         {
             "model_path": worker.model_path,
@@ -53,7 +60,7 @@ async def _model_info(worker: MockWorker, request: Request) -> Reply:
             "tokenizer_path": options.model_path,
             "is_generation": True,
             "preferred_sampling_params": options.preferred_sampling_params,
-            "weight_version": worker.scheduler.weight_version,
+            "weight_version": _weight_version(worker),
             "load_format": "auto",
             "reasoning_parser": None,
             "tool_call_parser": None,
@@ -79,7 +86,7 @@ def _server_args(worker: MockWorker) -> dict[str, Any]:
         "host": worker.host,
         "port": worker.port,
         "served_model_name": worker.model_path,
-        "weight_version": worker.scheduler.weight_version,
+        "weight_version": _weight_version(worker),
         "preferred_sampling_params": options.preferred_sampling_params,
         "allow_auto_truncate": False,
         "stream_interval": options.stream_interval,
@@ -93,6 +100,8 @@ def _server_args(worker: MockWorker) -> dict[str, Any]:
 
 async def _server_info(worker: MockWorker, request: Request) -> Reply:
     options = worker.options
+    if not options.infos:
+        return _NO_INFOS
     args = _server_args(worker)
     info = args | {
         "launch_command": f"--model-path {options.model_path} --host {worker.host} --port {worker.port}",

@@ -23,6 +23,10 @@ class WorkerOptions:
     model_path: str = "mock/model"
     version: str = "0.5.23"
     weight_version: str = "default"
+    #: Answers and infos tell it, as stock does.
+    tells_versions: bool = True
+    #: Knows the paths that tell what it is; older releases spell them otherwise.
+    infos: bool = True
     #: How streams are spelled: everything so far, deltas, or delta ids with cumulative logprobs.
     dialect: Dialect = "cumulative"
     #: No tokenizer: answers carry no text, text prompts and stop strings are refused.

@@ -177,6 +177,8 @@ class Renderer:
             meta["e2e_latency"] = trio.current_time() - live.started
         if stamped:
             meta["response_sent_to_client_ts"] = self.wall()
+        if not self.options.tells_versions:
+            meta = {name: value for name, value in meta.items() if name not in ("weight_version", "weight_versions")}
         return meta
 
     def _logprobs(self, live: Live, since: int) -> dict[str, Any]:
@@ -206,15 +208,34 @@ class Renderer:
         return self._short(live, [0], meta)
 
     def echo(self, live: Live, weight_version: str, finish: dict[str, Any]) -> dict[str, Any]:
-        """The short event of a request that was dropped while it waited: always with text, without usage."""
-        latency = trio.current_time() - live.started
-        meta = {
-            "id": live.job.rid,
+        """The event of a request that was dropped while it waited, perhaps again: always with text, without usage.
+
+        SGLang 0.5.23, `TokenizerManager._handle_abort_req`: whole lists in every dialect, but the last id alone where
+        ids are deltas.
+        """
+        job, spans = live.job, live.versions or [[weight_version, 0, 0]]
+        meta: dict[str, Any] = {
+            "id": job.rid,
             "finish_reason": finish,
-            "weight_version": weight_version,
-            "e2e_latency": latency,
+            "weight_version": spans[-1][0],
+            "e2e_latency": trio.current_time() - live.started,
+            "weight_versions": [{"version": name, "start": start, "end": end} for name, start, end in spans],
         }
-        return {"text": ""} | self._short(live, live.ids[-1:], meta)
+        if job.return_logprob:
+            lists = self._logprobs(live, 0)
+            meta |= lists if live.ids else {name: [] for name in lists} | {"output_token_logprobs_length": 0}
+        meta["completion_tokens"] = len(live.ids)
+        deltas = job.stream and self.options.dialect != "cumulative"
+        value: dict[str, Any] = {
+            "text": live.text,
+            "output_ids": live.ids[-1:] if deltas else live.ids,
+            "meta_info": meta,
+        }
+        if job.return_prompt_token_ids:
+            value["prompt_token_ids"] = job.prompt
+        if job.index is not None and job.stream:
+            value["index"] = job.index
+        return value
 
     def _short(self, live: Live, ids: list[int], meta: dict[str, Any]) -> dict[str, Any]:
         value: dict[str, Any] = {} if self.options.skip_tokenizer_init else {"text": ""}

@@ -20,6 +20,8 @@ TOP: list[tuple[str, Any]] = [
     ("stream", "true"),
     ("stream", 1),
     ("stream", None),
+    ("return_prompt_token_ids", None),
+    ("return_prompt_token_ids", 1),
     ("rid", 7),
     ("rid", ["a"]),
     ("rid", ""),
@@ -295,7 +297,10 @@ def test_an_unresolved_budget(traits: Traits) -> None:
 
 
 def test_worker_with_a_tokenizer() -> None:
-    assert verdict(PLAIN, Traits(text=True)) == ""
+    """F3: there were releases that told all of the text beside deltas of ids."""
+    assert verdict(PLAIN, Traits(text=True, version="0.5.23")) == ""
+    assert verdict(PLAIN, Traits(text=True, version="0.5.22")) == "text"
+    assert verdict(PLAIN, Traits(text=True)) == "text"
     assert verdict(PLAIN, Traits(text=False)) == ""
 
 
@@ -383,7 +388,8 @@ def test_unfit() -> None:
         ({}, 1, None, False),
         ({}, 0, None, True),
         ({}, 0, {"top_p": 0.9}, False),
-        (None, 1, {}, True),
+        (None, 0, {}, True),
+        (None, 1, {}, False),
         (None, 1, None, True),
     ],
 )

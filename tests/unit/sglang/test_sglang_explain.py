@@ -10,7 +10,7 @@ import pytest
 from sglang_kit import DONE, SSE_HEAD, Engine, dumps, opened, request, sse
 from test_sglang_admission import PLAIN, SAMPLING, TOP, sampling
 
-from dyn_relay.formats.base import UNKNOWN, Explanation, Traits
+from dyn_relay.formats.base import UNKNOWN, Explanation, Traits, Verdict
 from dyn_relay.formats.sglang.admission import TABLE
 from dyn_relay.formats.sglang.demands import DEMANDS
 from dyn_relay.formats.sglang.explain import MOST, NAME, STOCK
@@ -20,8 +20,12 @@ from dyn_relay.formats.sglang.format import SglangFormat
 IDS = replace(STOCK, text=False)
 
 
-def explain(body: object, traits: Traits = IDS, after: int = 1) -> Explanation:
-    return SglangFormat().explain(request(body), traits, after)
+def unlimited(verdict: Verdict, tokens: int) -> Verdict:
+    return verdict
+
+
+def explain(body: object, traits: Traits = IDS, after: int = 1, *, split: bool = False) -> Explanation:
+    return SglangFormat().explain(request(body), traits, after, unlimited, split=split)
 
 
 def continuation(found: Explanation) -> dict[str, Any]:
@@ -72,7 +76,8 @@ def test_a_text_is_told_by_its_engine() -> None:
     assert "text" not in asked
     assert asked["input_ids"] == [0, 0, 0]
     assert asked["sampling_params"] == {"max_new_tokens": 7, "stop": "x"}
-    assert [one.partition(":")[0] for one in found.stand_ins] == ["rid", "input_ids", "input_ids"]
+    assert [one.partition(":")[0] for one in found.stand_ins] == ["rid", "input_ids", "needs", "input_ids"]
+    assert found.stand_ins[2].endswith("it is taken for 1")
     assert continuation(explain({"text": "hi", "sampling_params": {"max_new_tokens": 9}}, STOCK, 0))["text"] == "hi"
 
 
@@ -81,7 +86,7 @@ def test_stand_ins_end_no_answer() -> None:
     assert continuation(explain(body, after=2))["input_ids"] == [1, 2, 3, 2, 2]
     format = SglangFormat()
     traits = format.traits({"/model_info": b'{"eos_token_id":[0],"preferred_sampling_params":null}'})
-    assert continuation(format.explain(request(PLAIN), traits, 1))["input_ids"] == [1, 2, 3, 1]
+    assert continuation(format.explain(request(PLAIN), traits, 1, unlimited))["input_ids"] == [1, 2, 3, 1]
 
 
 def test_a_whole_budget_needs_no_worker() -> None:
@@ -128,6 +133,17 @@ def test_what_depends_on_the_worker() -> None:
 
 
 FULL = replace(IDS, model="m", max_input=20, sampling_defaults={"top_p": 0.5})
+#: What the words speak of.
+TRAITS = {
+    "answers": "text",
+    "says": "incremental",
+    "runs": "model",
+    "served_model_name": "model",
+    "defaults": "sampling_defaults",
+    "preferred": "sampling_defaults",
+}
+NAMELESS = replace(IDS, model=None)
+SILENT = replace(IDS, sampling_defaults=None)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +156,16 @@ FULL = replace(IDS, model="m", max_input=20, sampling_defaults={"top_p": 0.5})
         (FULL, 2, "takes a prompt of 5 tokens", [20, None], [4]),
         (FULL, 1, "of at least 7", [7, 20, None], [6]),
         (replace(FULL, max_input=6), 1, "of 6, as the first worker", [6, None], [7, 5]),
-        (FULL, 1, 'has the `preferred_sampling_params` {"top_p":0.5}', [{"top_p": 0.5}], [{}, None]),
-        (FULL, 0, 'has the `preferred_sampling_params` {"top_p":0.5}, or', [{"top_p": 0.5}, None], [{}]),
+        (FULL, 1, "runs 'm' (`tokenizer_path`, `served_model_name`)", ["m"], ["other", None]),
+        (NAMELESS, 1, "does not say `tokenizer_path`, `served_model_name`, as the first", [None], ["m"]),
+        (FULL, 1, 'has the sampling defaults {"top_p":0.5}', [{"top_p": 0.5}], [{}, None]),
+        (FULL, 0, 'defaults {"top_p":0.5} (`preferred_sampling_params`), or', [{"top_p": 0.5}, None], [{}]),
+        (SILENT, 1, "does not say `preferred_sampling_params`, as the first", [None], [{}, {"top_p": 0.5}]),
     ],
 )
 def test_what_a_worker_needs(first: Traits, after: int, words: str, fits: list[Any], does_not: list[Any]) -> None:
     """The words are true of what `unfit` takes."""
-    trait = {"answers": "text", "says": "incremental", "runs": "model", "has": "sampling_defaults"}.get(
-        words.partition(" ")[0], "max_input"
-    )
+    trait = next((name for word, name in TRAITS.items() if word in words), "max_input")
     assert any(one.startswith(words) or words in one for one in explain(PLAIN, first, after).needs)
     exchange = SglangFormat().open(request({**PLAIN, "stream": True}), "given")
     exchange.admit(first)
@@ -167,10 +184,37 @@ def test_each_demand_has_words() -> None:
     assert len(explain(PLAIN, UNKNOWN, 0).needs) == 1
 
 
+def test_of_a_split_request_the_first_that_is_refused() -> None:
+    """I3: the whole is only as safe as each of its answers."""
+    batch: dict[str, Any] = {"input_ids": [[1, 2], [3, 4, 5]], "sampling_params": {"max_new_tokens": 4}}
+    found = explain(batch, split=True)
+    assert (found.index, found.answers, found.verdict) == (0, 2, Verdict())
+    assert continuation(found)["input_ids"] == [1, 2, 0]
+    found = explain({**batch, "sampling_params": [{"max_new_tokens": 4}, {"frequency_penalty": 1}]}, split=True)
+    assert (found.index, found.answers, found.verdict.reason) == (1, 2, "frequency_penalty")
+    assert found.rule.startswith("`frequency_penalty`")
+    assert explain(batch).verdict.reason == "batch"
+    alone = explain(PLAIN, split=True)
+    assert (alone.index, alone.answers) == (None, 1)
+
+
+def test_what_keeps_a_request_whole() -> None:
+    found = explain({"input_ids": [[1, 2], [3]], "session_params": {"id": "x"}}, split=True)
+    assert (found.index, found.verdict.reason) == (None, "session_params")
+    assert found.rule == "`session_params`: with it a request for several answers is not split"
+
+
+def test_what_the_worker_lacks() -> None:
+    spelled = sampling("stop", "x")
+    assert explain(spelled, IDS).lacks == "tokenizer"
+    assert explain(spelled, STOCK).lacks == ""
+    assert explain({**PLAIN, "return_routed_experts": True}, STOCK).lacks == "routed_experts"
+
+
 def test_nothing_is_remembered() -> None:
     format = SglangFormat()
     for _ in range(2):
-        format.explain(request({**PLAIN, "rid": "r"}), UNKNOWN, 7)
+        format.explain(request({**PLAIN, "rid": "r"}), UNKNOWN, 7, unlimited)
     exchange = format.open(request(PLAIN), "given")
     exchange.admit(IDS)
     exchange.dispatch(IDS, "given", 0.0)

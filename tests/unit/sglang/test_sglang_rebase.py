@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -71,7 +72,7 @@ def finish(exchange: SglangExchange, now: float = 20.0, **meta: Any) -> dict[str
     ],
 )
 def test_field(name: str, first: Any, second: Any, seen: Any) -> None:
-    """M1, M2, F5, F6."""
+    """M1, M2, M5, F5, F6: an engine's counters are added up, and are not made to agree with the tokens."""
     assert finish(cut_after_two(**{name: first}), **{name: second})[name] == seen
 
 
@@ -129,13 +130,24 @@ def test_prompt_token_ids_of_a_later_attempt_only() -> None:
     assert b"prompt_token_ids" not in cut_after_two().feed([event([9], 1, {"prompt_token_ids": [1, 2, 7, 8]})], 13.0)
 
 
-def test_an_abort_echo_has_no_more_than_the_engine_says() -> None:
-    exchange = cut_after_two(queue_time=0.5, prompt_tokens=2)
+def test_an_abort_echo_of_a_continuation() -> None:
+    """The answer has run, elsewhere: what that told of the prompt stays, and its weights made the tokens."""
+    exchange = cut_after_two(queue_time=0.5, prompt_tokens=2, weight_version="7")
     reason = {"type": "abort", "message": "Abort in waiting queue"}
-    out = exchange.feed([event([], 0, finish_reason=reason), DONE], 13.0)
+    spans = [{"version": "8", "start": 0, "end": 0}]
+    echo = event([], 0, finish_reason=reason, weight_version="8", weight_versions=spans)
+    out = exchange.feed([echo, DONE], 13.0)
     assert exchange.end is End.ABORTED
     told = json.loads(out.split(b"\n\n")[0][6:])["meta_info"]
-    assert told == {"id": "mine", "finish_reason": reason, "completion_tokens": 2}
+    assert told.pop("weight_versions") == [{"version": "7", "start": 0, "end": 2}]
+    assert told == {
+        "id": "mine",
+        "finish_reason": reason,
+        "completion_tokens": 2,
+        "weight_version": "7",
+        "queue_time": 0.5,
+        "prompt_tokens": 2,
+    }
 
 
 @pytest.mark.parametrize("name", [name for name, found in RULES.items() if found is Rule.UNCONTINUED])
@@ -310,8 +322,14 @@ def test_weight_changes_inside_an_attempt() -> None:
     assert [tuple(span.values()) for span in meta["weight_versions"]] == [("1", 0, 1), ("2", 1, 4)]
 
 
-def test_corrupt_spans_are_left_out() -> None:
-    assert "weight_versions" not in finish(cut_after_two(weight_version="1"), weight_versions="?")
+def test_corrupt_spans() -> None:
+    exchange = cut_after_two(weight_version="1")
+    end = {"finish_reason": {"type": "length", "length": 1}, "weight_version": "1"}
+    for spans in ("?", None, [], [{"version": "1", "start": 0, "end": 2}], [{"version": "1", "start": 1, "end": 1}]):
+        exchange.feed([event([9], 1, **end, weight_versions=spans)], 13.0)
+        assert exchange.end is End.GARBAGE
+        exchange.dispatch(UNKNOWN, "again", 14.0)
+        exchange.head(200, SSE_HEAD)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.sampled_from("ab")), max_size=8))
@@ -441,3 +459,15 @@ def test_a_counter_that_is_no_number_ends_the_answer_loudly() -> None:
     exchange.feed([sse(data.replace(b'"spec_verify_ct":4', b'"spec_verify_ct":1e999')), DONE], 13.0)
     with pytest.raises(CannotComplete, match="meta_info"):
         exchange.answer(14.0)
+
+
+def test_what_the_first_worker_says_late() -> None:
+    """Its infos came after the request: they count, once; without them nobody is known to be like it."""
+    known = Traits(model="a", sampling_defaults={}, text=False)
+    exchange = cut_after_two()
+    exchange.admit(UNKNOWN)
+    assert exchange.unfit(known) == "model"
+    exchange.know(known)
+    assert exchange.unfit(known) == ""
+    exchange.know(replace(known, model="b"))
+    assert exchange.unfit(known) == ""

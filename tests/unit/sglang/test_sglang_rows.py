@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec import Raw
-from sglang_kit import DIALECTS, SSE_HEAD, Engine, dumps, opened, oracle, sse
+from sglang_kit import DIALECTS, DONE, SSE_HEAD, Engine, dumps, opened, oracle, sse
 
 from dyn_relay.formats.base import CannotComplete, End, Event, Traits
 from dyn_relay.formats.sglang.exchange import SglangExchange
@@ -246,3 +247,58 @@ def test_large_rows_are_read_in_pieces(count: int) -> None:
     replay.note(value, count)
     replay.settle(1, 0, count)
     assert replay.shown(Raw(dumps(rows(count, 64))), 1, count, count) == value
+
+
+def test_two_stretches_that_were_computed_again() -> None:
+    """The second worker went through what the first had made, and told rows; the third through what came after them."""
+    replay = Replay("routed_experts", 0)
+    replay.settle(3, 0, 2)
+    replay.note(Raw(dumps(rows(5, 64))), 3)
+    replay.settle(3, 2, 4)
+    replay.shown(Raw(dumps(rows(8, 128))), 3, 4, 6)
+    assert replay.recomputed == [(0, 4), (5, 6)]
+
+
+def test_rows_of_an_earlier_attempt_are_not_told_again() -> None:
+    """Three cuts; only the first worker told rows."""
+    replay = Replay("routed_experts", 0)
+    replay.note(Raw(dumps(rows(4))), 2)
+    for before, tokens in ((0, 2), (2, 4), (4, 6)):
+        replay.settle(3, before, tokens)
+    replay.shown(Raw(dumps(rows(10, 64))), 3, 6, 8)
+    assert replay.recomputed == [(4, 8)]
+
+
+def test_an_abort_owes_no_rows() -> None:
+    """Of a continuation that somebody aborts: stock tells none."""
+    exchange = cut_after(2)
+    sent = json.loads(exchange.dispatch(TRAITS, "again", 1.0).body)
+    exchange.head(200, SSE_HEAD)
+    event = json.loads(Engine().events(sent)[0][1])
+    event["meta_info"]["finish_reason"] = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+    exchange.feed([sse(event), DONE], 2.0)
+    assert (exchange.end, exchange.delivered) == (End.ABORTED, 3)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_rows_alone_say_that_they_were_computed_again(tells: bool) -> None:
+    """If that was asked for (`--tell-recomputed-rows`)."""
+    exchange = opened({**ASKED, "return_indexer_topk": True}, TRAITS, tells_recomputed=tells)
+    attempt(exchange, "mine", {}, 6, Engine(late_finish=True))
+    assert exchange.complete(3.0) is None
+    sent = json.loads(exchange.dispatch(TRAITS, "again", 3.0).body)
+    exchange.head(200, SSE_HEAD)
+    told = {"routed_experts": rows(ALL), "indexer_topk": rows(ALL)}
+    out = exchange.feed([answer(sent, told)], 4.0)
+    meta = json.loads(out.split(b"\n\n")[0][6:])["meta_info"]
+    again = {"routed_experts": [[0, ALL]], "indexer_topk": [[0, ALL]]}
+    assert meta.get("dyn_relay_recomputed_rows") == (again if tells else None)
+
+
+def test_one_field_that_is_owed_is_enough() -> None:
+    """The worker has said that it does not tell the other: a lost finish waits for the rows of this one."""
+    one = replace(TRAITS, indexer_topk=False)
+    exchange = opened({**ASKED, "return_indexer_topk": True}, one)
+    attempt(exchange, "mine", {}, 6, Engine(late_finish=True))
+    assert exchange.complete(3.0) is None
+    assert exchange.end is None

@@ -6,10 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from sglang_kit import DIALECTS, SSE_HEAD, Engine, opened, oracle
+from sglang_kit import DIALECTS, SSE_HEAD, Engine, opened, oracle, sse
 
-from dyn_relay.formats.base import UNKNOWN, CannotComplete, End
+from dyn_relay.formats.base import UNKNOWN, CannotComplete, End, Event
 from dyn_relay.formats.sglang.exchange import SglangExchange
+from dyn_relay.formats.sglang.spans import Span, merge, stated
+from dyn_relay.formats.sglang.wire import raw
+from dyn_relay.formats.weights import WeightPolicy
 
 ASKED: dict[str, Any] = {
     "rid": "mine",
@@ -131,3 +134,87 @@ def test_what_is_not_continued_keeps_its_count() -> None:
     with pytest.raises(CannotComplete):
         exchange.dispatch(UNKNOWN, "y", 2.0)
     assert exchange.delivered == 2
+
+
+def event(index: int | None, total: int, version: str | None, finish: bool = False) -> Event:
+    meta = {"id": "mine", "finish_reason": {"type": "stop"} if finish else None, "completion_tokens": total}
+    told = {"weight_version": version} if version else {}
+    return sse({"output_ids": [9] * total, "meta_info": meta | told, **({} if index is None else {"index": index})})
+
+
+@pytest.mark.parametrize(
+    ("events", "crossed"),
+    [
+        ([event(0, 1, "7"), event(1, 1, "8")], False),
+        ([event(0, 1, "7"), event(1, 1, "8"), event(0, 2, "8")], True),
+        ([event(0, 1, "7"), event(1, 1, None)], None),
+        ([], None),
+    ],
+)
+def test_samples_cross_each_for_itself(events: list[Event], crossed: bool | None) -> None:
+    """H4: two samples of two versions are two answers; neither has crossed."""
+    exchange = opened({**ASKED, "stream": True, "sampling_params": {"n": 2}})
+    exchange.dispatch(UNKNOWN, "mine", 1.0)
+    exchange.head(200, SSE_HEAD)
+    exchange.feed(events, 2.0)
+    assert exchange.crossed_versions() is crossed
+
+
+def test_who_made_no_token_does_not_name_the_weights() -> None:
+    """An untold version stays untold, though the worker that told the finish has one."""
+    exchange = opened({**ASKED, "stream": True, "return_logprob": False})
+    exchange.dispatch(UNKNOWN, "mine", 1.0)
+    exchange.head(200, SSE_HEAD)
+    exchange.feed([event(None, 2, None)], 2.0)
+    assert exchange.complete(2.5) is None
+    exchange.dispatch(UNKNOWN, "again", 3.0)
+    exchange.head(200, SSE_HEAD)
+    [_, data] = event(None, 0, "8", finish=True)
+    out = exchange.feed([sse(data.replace(b'"mine"', b'"again"'))], 4.0)
+    meta = json.loads(out.split(b"\n\n")[0][6:])["meta_info"]
+    assert meta["completion_tokens"] == 2
+    assert "weight_version" not in meta
+
+
+def test_the_first_of_several_versions_is_the_one_that_follows() -> None:
+    """H3: one event brings the whole continuation, with an update inside: that is the engine's own affair."""
+    exchange = opened({**ASKED, "stream": True}, weights=WeightPolicy("same"))
+    attempt(exchange, Engine(version="7", extra=True), 2)
+    attempt(exchange, Engine(chunks=(10,), version="7", turn=-4, extra=True), None, "again")
+    assert (exchange.end, exchange.delivered) == (End.FINISHED, 12)
+    assert exchange.crossed_versions()
+
+
+def tiles(*edges: tuple[str, int, int]) -> list[Span]:
+    return [Span(*edge) for edge in edges]
+
+
+@pytest.mark.parametrize(
+    ("said", "tokens", "tiled"),
+    [
+        (tiles(("7", 0, 2), ("8", 2, 4)), 4, True),
+        (tiles(("7", 0, 2), ("8", 2, 4)), 3, False),
+        (tiles(("7", 0, 2), ("8", 2, 4)), 5, False),
+        (tiles(("7", 0, 2), ("8", 3, 4)), 4, False),
+        (tiles(("7", 0, 2), ("8", 1, 4)), 4, False),
+        (tiles(("7", 0, 3), ("8", 3, 2), ("7", 2, 4)), 4, False),
+        ([], 0, False),
+    ],
+)
+def test_stated_spans_cover_each_token_once(said: list[Span], tokens: int, tiled: bool) -> None:
+    value = raw([{"version": one.version, "start": one.start, "end": one.end} for one in said])
+    assert stated(value, tokens) == (said if tiled else None)
+
+
+@pytest.mark.parametrize(
+    ("given", "merged"),
+    [
+        (tiles(("7", 0, 2), ("7", 2, 4)), tiles(("7", 0, 4))),
+        (tiles(("7", 0, 2), ("7", 3, 4)), tiles(("7", 0, 2), ("7", 3, 4))),
+        (tiles(("7", 0, 2), ("8", 2, 2)), tiles(("7", 0, 2))),
+        (tiles(("7", 0, 0), ("8", 0, 2)), tiles(("8", 0, 2))),
+        (tiles(("7", 0, 0)), tiles(("7", 0, 0))),
+    ],
+)
+def test_merged_spans(given: list[Span], merged: list[Span]) -> None:
+    assert merge(given) == merged

@@ -38,6 +38,11 @@ ROWS = [
     ("max-lag=9", [7], "8", False),
     ("max-lag=2", ["-1"], "1", True),
     ("max-lag=2", ["-1"], "2", False),
+    ("max-lag=1", ["100"], "101", True),
+    ("max-lag=9", ["default", "7"], "7", False),
+    # Once some of the makers are not known, nobody is known to fit.
+    ("same", [None, "7"], "7", False),
+    ("max-lag=9", [None, "7"], "7", False),
 ]
 
 

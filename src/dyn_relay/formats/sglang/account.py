@@ -29,6 +29,7 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.fold import SENT
 from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
+from dyn_relay.formats.sglang.lineup import check_finish
 from dyn_relay.formats.sglang.rebase import View, add_counters, renew, snapshot, unlike
 from dyn_relay.formats.sglang.replay import replays_of
 from dyn_relay.formats.sglang.request import Request
@@ -90,6 +91,14 @@ class Account:
             spans += self._attempt.spans()
         return [span.version for span in spans if span.end > span.start]
 
+    def _may_follow(self, version: object) -> bool:
+        """Do weights of the version fit those of the tokens so far? If not, nothing of the attempt is taken."""
+        policy = self._rules.weights
+        if policy.fits(self._versions(), version):
+            return True
+        self._stop(End.REFUSED, f"weight_version {version}, by --weight-version-policy {policy.text}")
+        return False
+
     def _stop(self, end: End, detail: str) -> None:
         self.end, self.detail = end, detail
 
@@ -111,7 +120,8 @@ class Account:
     def _account(self, data: bytes, now: float, whole: bytes) -> int | None:
         """Check an event and count it. Returns the attempt's tokens before it; None if it is no part of an answer.
 
-        Raises `ValueError` if it cannot be the next event of this attempt.
+        Raises `ValueError` if it cannot be the next event of this attempt, `CannotComplete` if it ends the answer with
+        what nobody can join.
         """
         attempt = self._attempt
         if self._finished:
@@ -141,12 +151,12 @@ class Account:
         spans = None if meta.weight_versions is UNSET else stated(meta.weight_versions, total)
         if attempt.base and total and not before:
             version = spans[0].version if spans else meta.weight_version
-            policy = self._rules.weights
-            if not policy.fits(self._versions(), version):
-                self._stop(End.REFUSED, f"weight_version {version}, by --weight-version-policy {policy.text}")
+            if not self._may_follow(version):
                 return None
         if self._ledger.replays:
             self._note_rows(event, data, last, total)
+        if last is Kind.FINISH and attempt.base:
+            check_finish(self._ledger, attempt, data, before, total)
         if isinstance(ids, list):
             if len(ids) != total - before:
                 raise ValueError(f"{len(ids)} ids where completion_tokens went from {before} to {total}")
@@ -162,7 +172,7 @@ class Account:
             self._first(data, now)
         attempt.events += 1
         if total != before:
-            if meta.weight_version != attempt.version:
+            if meta.weight_version != attempt.version or not attempt.marks:
                 attempt.change(meta.weight_version, total - before, keep=not self.streaming)
             attempt.tokens = self.attempt_tokens = total
             attempt.last_delta = total - before
@@ -228,9 +238,10 @@ class Account:
             return
         if attempt.hint is not Dialect.INCREMENTAL:
             # There were releases that repeated the text.
-            if attempt.base:
+            if not attempt.base:
+                self.verdict = Verdict("text")
+            if attempt.base or not self.streaming:
                 raise ValueError("its ids are deltas, its text may be none")
-            self.verdict = Verdict("text")
         if self.streaming and (self._dialect is None or self._dialect.ids_are_deltas):
             attempt.told.forget()
         attempt.told.add(attempt.opening[attempt.told.length :])
@@ -256,7 +267,7 @@ class Account:
             return
         ledger.text = "text" in top
         self._open(top)
-        if ledger.text and self._attempt.hint is None:
+        if ledger.text and (self._attempt.hint is None or not self._attempt.detokenizes):
             self.verdict = Verdict("text")
         if self._request.by_text:
             if "prompt_token_ids" in top:

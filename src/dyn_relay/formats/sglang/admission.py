@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from msgspec import Raw
 
 from dyn_relay.formats.base import Traits, Verdict
-from dyn_relay.formats.sglang.continuation import release
+from dyn_relay.formats.sglang.continuation import detokenizes, release
 from dyn_relay.formats.sglang.request import ABSENT, Absent, Request
 from dyn_relay.formats.sglang.told import Told
 from dyn_relay.formats.sglang.wire import raw
@@ -94,9 +94,10 @@ def _batch(request: Request, _: Traits) -> bool:
     return isinstance(text, list) or (isinstance(ids, list) and bool(ids) and isinstance(ids[0], list))
 
 
-def _text(request: Request, _: Traits) -> bool:
+def _text(request: Request, traits: Traits) -> bool:
     no_ids = request.value("input_ids") in (ABSENT, None)
-    return no_ids and not request.by_text and request.value("text") not in (ABSENT, None)
+    unread = no_ids and not request.by_text and request.value("text") not in (ABSENT, None)
+    return unread or (traits.text is True and not detokenizes(traits))
 
 
 def _stop(request: Request, traits: Traits) -> bool:
@@ -121,6 +122,7 @@ _STRINGS = (
 )
 _THINK = "the thinking counter and its grammar start with the request"
 _INTERNAL = "worker-internal input that the delivered tokens do not extend"
+_SPLIT = "with `--split-batches` each answer is a request of its own"
 _INSIDE = "it names something inside one worker"
 
 #: In the order of judging: the first row that forbids gives the reason.
@@ -129,14 +131,22 @@ TABLE: tuple[Row, ...] = (
     unreadable("content-type", _BODY, "not JSON", "the engine answers 400"),
     unreadable("body", _BODY, "not a JSON object", "the engine answers 400"),
     unreadable("stream", _TOP, "not a boolean", "the engine answers 400"),
-    Row("batch", _TOP, "several prompts, or lists of parameters", "all or nothing: answers are interleaved", _batch),
+    unreadable("return_prompt_token_ids", _TOP, "not a boolean", "the engine answers 400"),
+    Row(
+        "batch",
+        _TOP,
+        "several prompts, or lists of parameters",
+        f"all or nothing: answers are interleaved; {_SPLIT}",
+        _batch,
+    ),
     unreadable("rid", _TOP, 'not a string, or `""`', "the attempt could not be named, nor aborted"),
     unreadable("sampling_params", _TOP, "not an object", "the engine answers 400"),
     Row(
         "text",
         _TOP,
-        "the only prompt, and not a string",
-        "the engine answers 400",
+        "the only prompt, and not a string; or answers have text, and the worker has not said that it is SGLang 0.5.23 "
+        "or later",
+        "the engine answers 400; how older releases make text of tokens is not known, and some repeat it beside deltas",
         _text,
     ),
     unless(_TOP, "input_embeds", (None,), "embeddings cannot be extended by token ids"),
@@ -176,7 +186,7 @@ TABLE: tuple[Row, ...] = (
         "the engine answers 400",
         lambda request, _: request.prompt is None and not request.by_text,
     ),
-    unless(_SAMPLING, "n", (0, 1), "several answers share one request"),
+    unless(_SAMPLING, "n", (0, 1), f"several answers share one request; {_SPLIT}"),
     unless(_SAMPLING, "beam_width", (None, 0, 1), "the beams live in the worker"),
     unless(_SAMPLING, "json_schema", (None, ""), _GRAMMAR),
     unless(_SAMPLING, "regex", (None, ""), _GRAMMAR),

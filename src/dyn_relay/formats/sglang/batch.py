@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 from msgspec import Raw
 
 from dyn_relay.formats.base import NativeRequest
@@ -198,7 +199,10 @@ def _values(request: Request, want: Asked) -> dict[str, list[Raw]]:
 
 def _rids(request: Request, want: Asked) -> list[str]:
     """The client's own names, one a prompt; none if it gave none."""
-    value = plain(request.fields.get("rid", NULL))
+    try:
+        value = plain(request.fields.get("rid", NULL))
+    except (msgspec.DecodeError, RecursionError):  # a number out of all bounds, say
+        raise Unsplit("rid") from None
     if value is None:
         return []
     if isinstance(value, str) and value:

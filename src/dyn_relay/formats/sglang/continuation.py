@@ -14,6 +14,9 @@ from dyn_relay.formats.sglang.wire import NULL, TRUE, Fields, inside, joined, ra
 #: The first release whose `sampling_params` are known to take `stream_interval`; an unknown key there is a 400.
 _INTERVAL_SINCE = (0, 5, 23)
 
+#: The release whose way to make text of tokens `seam.py` follows; what older ones tell with deltas is not known.
+_DETOKENIZER = (0, 5, 23)
+
 #: Events that a unary answer from a cumulative worker comes in: each repeats what was, so n of them are n/2 answers.
 _CUMULATIVE_EVENTS = 15
 
@@ -66,6 +69,11 @@ def release(version: str | None) -> tuple[int, ...]:
         if digits != part:
             break
     return tuple(numbers)
+
+
+def detokenizes(traits: Traits) -> bool:
+    """Is it known how the worker makes text of tokens?"""
+    return release(traits.version) >= _DETOKENIZER
 
 
 def interval(request: Request, traits: Traits, delivered: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dyn_relay.formats.base import Traits
-from dyn_relay.formats.sglang.continuation import ample, ends_apart
+from dyn_relay.formats.sglang.continuation import ample, detokenizes, ends_apart
 from dyn_relay.formats.sglang.replay import SWITCHES
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.wire import raw
@@ -61,22 +61,35 @@ def _text_words(standing: Standing) -> str:
 
 
 def _dialect(standing: Standing, traits: Traits) -> bool:
-    return not standing.delivered or not standing.text or traits.incremental is not None
+    told = traits.incremental is not None and detokenizes(traits)
+    return not standing.delivered or not standing.text or told
 
 
 def _dialect_words(standing: Standing) -> str:
     if not standing.delivered or not standing.text:
         return ""
-    return "says whether it streams deltas (`incremental_streaming_output`)"
+    return "says whether it streams deltas (`incremental_streaming_output`), and that it is SGLang 0.5.23 or later"
+
+
+def _same(standing: Standing, mine: object, theirs: object) -> bool:
+    """Once there are tokens, a worker that says what the first did not may be another one, and the reverse."""
+    return mine == theirs or (None in (mine, theirs) and not standing.delivered)
+
+
+def _same_words(standing: Standing, mine: str, where: str) -> str:
+    """`mine`: what the first worker is or has, "" if it does not say."""
+    if mine:
+        return f"{mine} ({where})" + ("" if standing.delivered else ", or does not say")
+    return f"does not say {where}, as the first worker" if standing.delivered else ""
 
 
 def _model(standing: Standing, traits: Traits) -> bool:
-    return standing.first.model is None or traits.model in (None, standing.first.model)
+    return _same(standing, standing.first.model, traits.model)
 
 
 def _model_words(standing: Standing) -> str:
     model = standing.first.model
-    return "" if model is None else f"runs {model!r} (`tokenizer_path`, `served_model_name`), or does not say"
+    return _same_words(standing, "" if model is None else f"runs {model!r}", "`tokenizer_path`, `served_model_name`")
 
 
 def _prompt(standing: Standing, traits: Traits) -> bool:
@@ -100,16 +113,13 @@ def _context_words(standing: Standing) -> str:
 
 
 def _defaults(standing: Standing, traits: Traits) -> bool:
-    mine, theirs = standing.first.sampling_defaults, traits.sampling_defaults
-    return mine is None or (theirs is None and not standing.delivered) or mine == theirs
+    return _same(standing, standing.first.sampling_defaults, traits.sampling_defaults)
 
 
 def _defaults_words(standing: Standing) -> str:
     mine = standing.first.sampling_defaults
-    if mine is None:
-        return ""
-    silent = "" if standing.delivered else ", or does not say"
-    return f"has the `preferred_sampling_params` {bytes(raw(mine)).decode()}{silent}"
+    told = "" if mine is None else f"has the sampling defaults {bytes(raw(mine)).decode()}"
+    return _same_words(standing, told, "`preferred_sampling_params`")
 
 
 def _rows(name: str) -> Demand:

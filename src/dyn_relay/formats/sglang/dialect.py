@@ -29,6 +29,11 @@ class Dialect(enum.Enum):
         return self is Dialect.INCREMENTAL
 
 
+def hinted(incremental: bool | None) -> Dialect | None:
+    """What a worker with that `incremental_streaming_output` is known to speak; None if it does not say."""
+    return None if incremental is None else Dialect.INCREMENTAL if incremental else Dialect.CUMULATIVE
+
+
 def deltas(length: int, before: int, total: int) -> bool | None:
     """Is a list of `length` elements in an event that takes the count from `before` to `total` a delta?
 

@@ -20,6 +20,9 @@ FIELDS: dict[str, str] = {
     "param": _SAME,
 }
 
+#: The reason of a failure that somebody wished for: a client that tries again would undo it.
+ABORTED = "aborted"
+
 _EVENT_STREAM = b"text/event-stream; charset=utf-8"
 
 
@@ -57,7 +60,7 @@ def failure(status: int, reason: str, message: str, delivered: int, started: boo
 
 def failure_event(status: int, reason: str, message: str, delivered: int) -> bytes:
     """The same inside a stream, without the terminator: a cut stream must not read as a whole one."""
-    error = {"message": message, "type": "server_error", "code": status, "retryable": True}
+    error = {"message": message, "type": "server_error", "code": status, "retryable": reason != ABORTED}
     return b"data: " + write({"error": raw({**error, "reason": reason, "delivered": delivered})}) + b"\n\n"
 
 

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET, Raw, UnsetType
 
 from dyn_relay.formats.base import End
+from dyn_relay.formats.sglang.spans import parse
 from dyn_relay.formats.sglang.wire import Fields, Foreign, inside, parts, read, read_fields
 
 DONE = b"[DONE]"
@@ -114,8 +115,10 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def count(ids: Raw) -> int:
-    """Number of elements of a flat array of numbers, without reading them."""
+    """Number of elements of a flat array of numbers, without reading them. Raises `Foreign` if it is no array."""
     body = bytes(ids)
+    if body[:1] != b"[":
+        raise Foreign("output_ids is no list")
     commas = body.count(b",")
     return commas + 1 if commas or inside(body) else 0
 
@@ -167,6 +170,12 @@ def total_of(event: Whole) -> int:
     if event.meta_info is None or not isinstance(event.meta_info.completion_tokens, int):
         raise Foreign("an event without completion_tokens")
     return event.meta_info.completion_tokens
+
+
+def versions_of(meta: Meta) -> list[object]:
+    """The weights' versions that an event tells, None for one that it does not: its spans', or else its own."""
+    spans = None if meta.weight_versions is UNSET else parse(meta.weight_versions)
+    return [span.version for span in spans if span.end > span.start] if spans else [meta.weight_version]
 
 
 def meta_of(data: bytes) -> Fields:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Raw
 
 from dyn_relay.formats.base import (
+    UNKNOWN,
     Answer,
     CannotComplete,
     End,
@@ -23,7 +24,7 @@ from dyn_relay.formats.sglang.admission import judge
 from dyn_relay.formats.sglang.answer import RECOMPUTED
 from dyn_relay.formats.sglang.batch import asked
 from dyn_relay.formats.sglang.demands import DEMANDS, Standing
-from dyn_relay.formats.sglang.dialect import Dialect
+from dyn_relay.formats.sglang.dialect import Dialect, hinted
 from dyn_relay.formats.sglang.events import (
     DONE,
     DONE_EVENT,
@@ -44,6 +45,7 @@ from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
+from dyn_relay.formats.sglang.spans import label
 from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, raw, read, read_fields
 
 PATH = "/generate"
@@ -69,12 +71,19 @@ class SglangExchange(Reader):
         self._traits = Traits()
         self._status = 0
         self._content_type = b""
+        #: The current attempt's worker was sent the client's own body.
+        self._as_is = False
         #: A worker's answer that was no stream.
         self._whole: Answer | None = None
         #: The finish that was made here.
         self._local: tuple[Fields, Fields] | None = None
         #: The reason of one that is made as soon as its rows to replay are there; {} for none.
         self._owed_finish: dict[str, object] = {}
+
+    @property
+    def request(self) -> Request:
+        """What the client asked for, of a split request for this answer."""
+        return self._request
 
     def admit(self, traits: Traits) -> Verdict:
         """Judge, once, before the first dispatch, given the worker chosen for attempt 0."""
@@ -85,6 +94,11 @@ class SglangExchange(Reader):
         if self.unsplit and self.verdict.reason in ("batch", "n"):
             self.verdict = Verdict(self.unsplit)
         return self.verdict
+
+    def know(self, traits: Traits) -> None:
+        """What the worker of attempt 0 says by now; it counts if it had said nothing."""
+        if self._traits == UNKNOWN:
+            self._traits = traits
 
     def fingerprint(self) -> bytes:
         """32 bytes; see `Request.fingerprint`."""
@@ -125,17 +139,19 @@ class SglangExchange(Reader):
             self._ledger.opened = now
         if not self.verdict.migratable:
             rid = self.rid
-        self._stops = self._rules.stops[traits.model]
-        hint = None if traits.incremental is None else Dialect.INCREMENTAL if traits.incremental else Dialect.CUMULATIVE
+        self._stops = self._rules.stops[traits.model, traits.text]
+        hint = hinted(traits.incremental)
         pace = continuation.interval(request, traits, self.delivered) if self.verdict.migratable else 0
         self._whole = None
         attempt = Attempt(number, rid, self.delivered, now, hint, pace)
+        attempt.detokenizes = continuation.detokenizes(traits)
         attempt.deterministic, attempt.expected = traits.deterministic is True, traits.weight_version
         if self.delivered and self._ledger.text:
             before, ids = request.last_ids(CONTEXT), self._ledger.ids
             attempt.seam = Seam(request, before, ids, self._ledger.told, deltas=traits.incremental is True)
         self._begin(attempt)
-        if not self.verdict.migratable:
+        self._as_is = not self.verdict.migratable
+        if self._as_is:
             return Outbound(request.method, PATH, request.body, request.content_type)
         if self._owed_finish:
             self._take = self._take_rows
@@ -180,8 +196,8 @@ class SglangExchange(Reader):
                 self._stop(End.GARBAGE, f"the answer is not JSON: {exc}")
                 return
             self.feed(((b"", data), (b"", DONE)), now)
-            same = self._attempt.rid == self.rid and not self._attempt.base and not self._request.hides_prompt
-            if self.end is End.FINISHED and same:
+            own = self._attempt.rid == self.rid and not self._attempt.base and not self._request.hides_prompt
+            if self.end is End.FINISHED and (own or self._as_is):
                 self._whole = Answer(200, data, self._content_type)
             return
         self._stop(End.GARBAGE, f"status {self._status}, {self._content_type.decode('latin-1')}")
@@ -218,15 +234,14 @@ class SglangExchange(Reader):
             return self.complete(now)
         if not self.verdict.migratable:
             alone = not self._request.unreadable and not asked(self._request).several
-            return (
-                self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
-                if alone and not self._shown
-                else None
-            )
+            return self._finish(self._unbegun(), fold.ABORTED_IN_QUEUE, now) if alone and not self._shown else None
         self._settle()
         if self._ledger.template is None:
-            return self._finish(fold.abort_echo(self.rid), fold.ABORTED_IN_QUEUE, now)
+            return self._finish(self._unbegun(), fold.ABORTED_IN_QUEUE, now)
         return None if self._owes_rows else self._finish(self._ledger.template, fold.ABORTED, now)
+
+    def _unbegun(self) -> tuple[Fields, Fields]:
+        return fold.abort_echo(self._request, self.rid, self._traits.weight_version)
 
     @property
     def _owes_rows(self) -> bool:
@@ -241,6 +256,9 @@ class SglangExchange(Reader):
         meta = meta_of(data)
         if kind(event) is not Kind.FINISH or total_of(event) or plain(meta["id"]) != self._attempt.rid:
             raise ValueError("more than the rows that it was asked for")
+        assert event.meta_info is not None
+        if not self._may_follow(event.meta_info.weight_version):
+            return ()
         rows: Fields = {}
         for name, replay in self._ledger.replays.items():
             if name in meta:
@@ -282,7 +300,7 @@ class SglangExchange(Reader):
         sent = self._sent[0] + now - self._sent[1] if self._sent is not None else None
         try:
             body, meta = self._local or self._view(now, attempt.tokens).event(attempt.echo or attempt.newest)
-            whole = meta if attempt.echo else restored(self._ledger, meta)
+            whole = meta if attempt.echo and not attempt.base else restored(self._ledger, meta)
             return Answer(200, fold.unary(body, whole, sent))
         except UNREADABLE as exc:
             raise CannotComplete("meta_info") from exc
@@ -295,9 +313,13 @@ class SglangExchange(Reader):
         """The relay's own error inside a started stream."""
         return errors.failure_event(status, reason, message, self.delivered)
 
-    def crossed_versions(self) -> bool:
-        """True if the answer's tokens come from more than one weight version."""
-        return len({str(version) for version in self._versions() if version is not None}) > 1
+    def crossed_versions(self) -> bool | None:
+        """True if an answer's tokens come from more than one weight version; None if not all that made them told."""
+        answers = [{*map(label, self._versions()), *self._labels[0]}, *self._labels.values()]
+        if any(len(labels - {None}) > 1 for labels in answers):
+            return True
+        unseen = not self.verdict.migratable and not any(answers)
+        return None if unseen or any(None in labels for labels in answers) else False
 
     def resampled(self) -> bool:
         """True if several attempts drew the tokens, and not all by their positions."""

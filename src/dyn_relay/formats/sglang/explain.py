@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import replace
 from itertools import count
 
@@ -11,16 +12,17 @@ from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.wire import raw, write
 
-#: SGLang 0.5.23 with a tokenizer, cumulative streams and no `--preferred-sampling-params`.
-STOCK = Traits(version="0.5.23", text=True, incremental=False, sampling_defaults={})
-
-#: The name that the next attempt gets here; the relay draws another one each time.
+#: Stands for a name that is not known: the model's, or the next attempt's, for which the relay draws a fresh one.
 NAME = "stand-in"
+#: SGLang 0.5.23 with a tokenizer, cumulative streams and no `--preferred-sampling-params`.
+STOCK = Traits(version="0.5.23", model=NAME, text=True, incremental=False, sampling_defaults={})
+
 #: So many tokens are made up at most: the ids of that many are some MB of JSON.
 MOST = 1 << 20
 
 _HEAD = [(b"content-type", b"text/event-stream")]
 _DEFAULTS = "its `preferred_sampling_params` count like the client's own parameters, where the client gave none"
+_WHOLE = "what cannot be spread over the answers with certainty is for the engine to see as the client wrote it"
 #: What a worker may not say, in words.
 _SILENCES: tuple[tuple[str, dict[str, None]], ...] = (
     ("does not say which release it is", {"version": None}),
@@ -31,20 +33,28 @@ _SILENCES: tuple[tuple[str, dict[str, None]], ...] = (
 def refused(exc: Rejected) -> Explanation:
     """Of a request that no worker sees."""
     rule = f"`{exc.reason}`: refused at once, in the engine's words"
-    return Explanation(Verdict(exc.reason), rule, "it is known to kill a stock engine, or to wedge it", exc.answer)
+    return Explanation(
+        Verdict(exc.reason), rule, "it is known to kill a stock engine, or to wedge it", answer=exc.answer
+    )
 
 
-def explain(exchange: SglangExchange, request: Request, traits: Traits, spare: int, after: int) -> Explanation:
-    """See `Format.explain`. `spare` is a token id that does not end the answer.
+def explain(exchange: SglangExchange, traits: Traits, ends: Set[int], after: int) -> Explanation:
+    """See `Format.explain`. `ends`: token ids that are known to end answers.
 
     Raises `ValueError`.
     """
+    request = exchange.request
+    spare = next(one for one in count() if one not in ends | request.stop_ids)
     depends = (_DEFAULTS, *_silent(exchange, traits))
     verdict = exchange.admit(traits)
+    found = Explanation(verdict, lacks=exchange.lacks(traits), prompt_tokens=exchange.prompt_tokens, depends=depends)
+    if exchange.unsplit and verdict.reason == exchange.unsplit:
+        rule = f"`{verdict.reason}`: with it a request for several answers is not split"
+        return replace(found, rule=rule, because=_WHOLE)
     row = deciding(request, traits)
     if row is not None:
         rule = f"`{row.field}` ({row.where}): refused if {row.when}"
-        return Explanation(verdict, rule, row.why, prompt_tokens=exchange.prompt_tokens, depends=depends)
+        return replace(found, rule=rule, because=row.why)
     budget = request.max_new_tokens or 0
     if after > min(budget, MOST):
         limit = f"the request's {budget} tokens" if budget <= MOST else f"{MOST}, which is enough to see"
@@ -53,7 +63,7 @@ def explain(exchange: SglangExchange, request: Request, traits: Traits, spare: i
     exchange.head(200, _HEAD)
     if after:
         exchange.feed([_event(exchange.rid, request, traits, [spare] * after)], 0.0)
-    found = Explanation(verdict, prompt_tokens=exchange.prompt_tokens, depends=depends)
+    found = replace(found, prompt_tokens=exchange.prompt_tokens)
     try:
         if exchange.complete(0.0) is not None:
             return replace(found, instead="nothing would be left to generate: the relay would finish it")
@@ -93,11 +103,8 @@ def _stand_ins(request: Request, traits: Traits, spare: int, after: int) -> tupl
         found.append("text: the first worker does not say whether it answers with text; as if it did not")
     if after:
         found.append(f"input_ids: the last {after}, all {spare}, stand for what the first worker would have generated")
+    if request.by_text:
+        found.append(f"needs: the tokens of the text are not counted here; it is taken for {request.prompt_tokens}")
     if after and request.by_text:
         found.append(f"input_ids: the first one, {spare}, stands for all those of the text, which the engine tells")
     return tuple(found)
-
-
-def spare_id(request: Request, ends: set[int]) -> int:
-    """The least token id that ends no answer."""
-    return next(one for one in count() if one not in ends and not request.names_stop(one))

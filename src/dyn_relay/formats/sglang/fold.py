@@ -6,7 +6,8 @@ from msgspec import Raw
 
 from dyn_relay.formats.sglang.answer import IDS, Rule, rule
 from dyn_relay.formats.sglang.dialect import Dialect
-from dyn_relay.formats.sglang.spans import Span, render
+from dyn_relay.formats.sglang.request import ABSENT, Request
+from dyn_relay.formats.sglang.spans import Span, known, render
 from dyn_relay.formats.sglang.wire import NULL, Fields, is_list, raw, read_rows, write
 
 SENT = "response_sent_to_client_ts"
@@ -16,6 +17,8 @@ ABORTED: dict[str, object] = {"type": "abort", "message": "Aborted", "status_cod
 ABORTED_IN_QUEUE: dict[str, object] = {"type": "abort", "message": "Abort in waiting queue"}
 
 _NOTHING = Raw(b"[]")
+#: Fields of a request that ask for more lists of logprobs, and what these are called.
+_LISTS = (("top_logprobs_num", "top"), ("token_ids_logprob", "token_ids"))
 
 
 def unary(body: Fields, meta: Fields, sent: float | None) -> bytes:
@@ -53,7 +56,7 @@ def finish(
             meta[name] = raw(reason)
         elif dialect.rows_are_deltas and _is_delta(name, value, last_delta):
             meta[name] = _NOTHING
-        if name == "cached_tokens" and spans:
+        if name == "cached_tokens" and spans and known(spans):
             meta["weight_versions"] = render(spans)
     meta.update(rows)
     meta["e2e_latency"] = raw(latency)
@@ -65,9 +68,19 @@ def finish(
     return body, meta
 
 
-def abort_echo(rid: str) -> tuple[Fields, Fields]:
-    """What the engine says of a request that it drops before it ran: no prompt metadata, always a `text`."""
-    meta: Fields = {"id": raw(rid), "finish_reason": NULL, "completion_tokens": raw(0)}
+def abort_echo(request: Request, rid: str, version: str | None) -> tuple[Fields, Fields]:
+    """What the engine says of a request that it drops before it ran: no prompt metadata, always a `text`.
+
+    `version`: that of the weights it would have met, if known.
+    """
+    meta: Fields = {"id": raw(rid), "finish_reason": NULL}
+    if version is not None:
+        meta |= {"weight_version": raw(version), "e2e_latency": NULL, "weight_versions": render([Span(version, 0, 0)])}
+    if request.asks("return_logprob"):
+        lists = ["token", *(name for field, name in _LISTS if request.value(field) not in (ABSENT, None, 0))]
+        meta |= {f"{side}_{name}_logprobs": _NOTHING for name in lists for side in ("input", "output")}
+        meta["output_token_logprobs_length"] = raw(0)
+    meta["completion_tokens"] = raw(0)
     return {"text": raw(""), IDS: _NOTHING, "meta_info": NULL}, meta
 
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
 
-from dyn_relay.formats.base import Answer, Bundle, Explanation, NativeRequest, Outbound, Rejected, Traits
+from dyn_relay.formats.base import Answer, Bundle, Explanation, Limits, NativeRequest, Outbound, Rejected, Traits
 from dyn_relay.formats.sglang.batch import Unsplit, shares
 from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.events import DONE_EVENT
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
-from dyn_relay.formats.sglang.explain import STOCK, explain, refused, spare_id
+from dyn_relay.formats.sglang.explain import STOCK, explain, refused
 from dyn_relay.formats.sglang.infos import kv_events
-from dyn_relay.formats.sglang.item import Item, joined
+from dyn_relay.formats.sglang.item import Common, Item, joined
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.wire import Foreign, NotJson, raw, read, write
@@ -57,16 +58,19 @@ class SglangFormat:
     def split(self, request: NativeRequest, fresh: Callable[[], str]) -> SglangExchange | Bundle:
         """As `open`; a batch, or an `n` above 1, gives one exchange for each answer if it can be taken apart."""
         parsed = _spared(Request(request))
+        made = self._split(parsed, fresh)
+        return made if isinstance(made, SglangExchange) else Bundle(parsed.rid or fresh(), made, DONE_EVENT, joined)
+
+    def _split(self, parsed: Request, fresh: Callable[[], str]) -> SglangExchange | list[Item]:
         try:
             found = shares(parsed, fresh)
         except Unsplit as exc:
             whole = self._exchange(parsed, fresh())
             whole.unsplit = exc.reason
             return whole
-        if not found:
-            return self._exchange(parsed, fresh())
-        made = [Item(share, index, self._rules) for index, share in enumerate(found)]
-        return Bundle(parsed.rid or fresh(), made, DONE_EVENT, joined)
+        common = Common()
+        items = [Item(share, index, self._rules, common) for index, share in enumerate(found)]
+        return items or self._exchange(parsed, fresh())
 
     def _exchange(self, request: Request, rid: str) -> SglangExchange:
         return SglangExchange(request, rid, self._rules)
@@ -96,10 +100,12 @@ class SglangFormat:
         for name in ("eos_token_id", "eos_token_ids"):
             told = merged.get(name)
             ids = map(_integer, told if isinstance(told, list) else [told])
-            self._rules.stops[traits.model].eos.update(one for one in ids if one is not None)
+            self._rules.stops[traits.model, traits.text].eos.update(one for one in ids if one is not None)
         return traits
 
-    def explain(self, request: NativeRequest, traits: Traits, after: int) -> Explanation:
+    def explain(
+        self, request: NativeRequest, traits: Traits, after: int, limited: Limits, *, split: bool = False
+    ) -> Explanation:
         """See `Format.explain`. Nothing of it is remembered."""
         parsed = Request(request)
         if parsed.unreadable == "body":
@@ -107,10 +113,16 @@ class SglangFormat:
         if after < 0:
             raise ValueError(f"after: must be at least 0, not {after}")
         try:
-            exchange = self._exchange(_spared(parsed), "given")
+            parsed = _spared(parsed)
+            made = self._split(parsed, lambda: "given") if split else self._exchange(parsed, "given")
         except Rejected as exc:
             return refused(exc)
-        return explain(exchange, parsed, traits, spare_id(parsed, self._rules.stops[traits.model].eos), after)
+        ends = self._rules.stops[traits.model, traits.text].eos
+        if isinstance(made, SglangExchange):
+            return explain(made, traits, ends, after)
+        verdicts = [limited(item.admit(traits), item.prompt_tokens) for item in made]
+        index = next((at for at, verdict in enumerate(verdicts) if not verdict.migratable), 0)
+        return replace(explain(made[index], traits, ends, after), index=index, answers=len(made))
 
     def abort(self, rid: str) -> Outbound:
         """The request that makes a worker drop the attempt `rid`."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from dyn_relay.formats.base import Answer, End, Event
+from dyn_relay.formats.base import UNKNOWN, Answer, CannotComplete, End, Event, Outbound, Traits, Verdict
 from dyn_relay.formats.sglang.batch import Share
+from dyn_relay.formats.sglang.dialect import Dialect, hinted
 from dyn_relay.formats.sglang.events import DONE, DONE_EVENT
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.rules import Rules
@@ -14,13 +16,56 @@ from dyn_relay.formats.sglang.wire import Foreign, read_fields
 _ERRORS = (End.REFUSED, End.BUSY, End.FAILED)
 
 
+#: Why an answer that is not rebased cannot be part of a stream in another dialect.
+_DIALECT = "incremental_streaming_output"
+
+
+@dataclass(slots=True)
+class Common:
+    """What the answers of one stream have in common."""
+
+    #: The first worker that was chosen for one of them.
+    first: Traits | None = None
+
+    def adopt(self, traits: Traits) -> Dialect:
+        """The stream's dialect, if need be this worker's."""
+        self.first = self.first or traits
+        return hinted(self.first.incremental) or Dialect.CUMULATIVE
+
+    def speaks(self, traits: Traits) -> bool:
+        """Is it what the worker speaks?"""
+        return self.first is None or self.first.incremental == traits.incremental
+
+
 class Item(SglangExchange):
     """See `dyn_relay.formats.base.Item`. Its events say which it is, at their end, where stock says it."""
 
-    def __init__(self, share: Share, index: int, rules: Rules) -> None:
+    def __init__(self, share: Share, index: int, rules: Rules, common: Common) -> None:
         super().__init__(share.request, share.rid, rules)
         self.alias = share.alias
         self._index = b',"index":%d}' % index
+        self._common = common
+
+    def admit(self, traits: Traits) -> Verdict:
+        """As any exchange; the first worker's dialect is that of all."""
+        if self.streaming and traits != UNKNOWN:
+            self._common.adopt(traits)
+        return super().admit(traits)
+
+    def lacks(self, traits: Traits) -> str:
+        """Also the dialect, of an answer that goes on as it comes."""
+        other = not self.verdict.migratable and not self._common.speaks(traits)
+        return super().lacks(traits) or (_DIALECT if other else "")
+
+    def dispatch(self, traits: Traits, rid: str, now: float, rank: int | None = None) -> Outbound:
+        """As any exchange; what comes is told in the dialect of all. Raises `CannotComplete` if it cannot be."""
+        if self.streaming:
+            common = self._common.adopt(traits)
+            if not self._common.speaks(traits):
+                if not self.verdict.migratable:
+                    raise CannotComplete(_DIALECT)
+                self._dialect = self._dialect or common
+        return super().dispatch(traits, rid, now, rank)
 
     @property
     def outright(self) -> bool:

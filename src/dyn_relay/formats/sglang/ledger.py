@@ -134,6 +134,7 @@ class Attempt:
         "checkpoint",
         "deltas",
         "deterministic",
+        "detokenizes",
         "dialect",
         "echo",
         "events",
@@ -167,6 +168,8 @@ class Attempt:
         self.hint = hint
         #: Tokens between two events, 0 if unknown.
         self.interval = interval
+        #: How it makes text of tokens is known.
+        self.detokenizes = False
         #: What it has shown to speak.
         self.dialect: Dialect | None = None
         #: Its ids are known to be deltas; read for each event.
@@ -204,11 +207,14 @@ class Attempt:
         self.held: bytes = b""
 
     def change(self, version: object, tokens: int, *, keep: bool) -> None:
-        """The next event brings `tokens` tokens and another `version`. `keep`: the attempt may go back to here."""
+        """The newest event brings `tokens` tokens and another `version`. `keep`: the attempt may go back before it.
+
+        Its text has been said, its lists are not gathered yet.
+        """
         before = self.version if self.tokens else self.expected
-        if keep and self.checkpoint is None and tokens > 1 and before not in (None, version):
+        if keep and self.checkpoint is None and tokens > 1 and None not in (before, version) and before != version:
             pieces = {name: (rows.count, len(rows.text)) for name, rows in self.pieces.items()}
-            told = self.told.length
+            told = self.told.length - len(self.fresh)
             self.checkpoint = Checkpoint(self.newest, self.tokens, self.last_delta, len(self.marks), pieces, told)
         self.version = version
         self.marks.append((self.tokens, version))

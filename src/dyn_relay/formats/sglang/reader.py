@@ -12,6 +12,7 @@ happens to it depends on how the attempt is read:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from dyn_relay.formats.base import End, Event, Outbound, Verdict
@@ -29,11 +30,13 @@ from dyn_relay.formats.sglang.events import (
     framed,
     kind,
     total_of,
+    versions_of,
     whole_decoder,
 )
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.rules import Rules
+from dyn_relay.formats.sglang.spans import label
 from dyn_relay.formats.sglang.wire import (
     Foreign,
     NotJson,
@@ -51,6 +54,8 @@ class Reader(Account):
         self._shown = False
         #: Tokens by choice, for those.
         self._counts: dict[int, int] = {}
+        #: And the weights' versions that their events told.
+        self._labels: defaultdict[int, set[object]] = defaultdict(set)
 
     def _begin(self, attempt: Attempt) -> None:
         self._attempt, self._settled = attempt, False
@@ -63,6 +68,7 @@ class Reader(Account):
             self._take = self._folded
         else:
             plain = attempt.rid == self.rid and not attempt.base and not self._request.hides_prompt
+            plain = plain and self._dialect in (None, attempt.hint)
             self._take = self._plain if plain else self._rebased
 
     @property
@@ -206,6 +212,7 @@ class Reader(Account):
         if meta is not None and isinstance(meta.completion_tokens, int):
             self._counts[event.index or 0] = meta.completion_tokens
             self.delivered = self.attempt_tokens = sum(self._counts.values())
+            self._labels[event.index or 0].update(map(label, versions_of(meta)))
         if event.index is None and word in (Kind.FINISH, Kind.ABORT_ECHO):
             self._finished, self._aborted = True, finish_type(event) == "abort"
         self._shown = True

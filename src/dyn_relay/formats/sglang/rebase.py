@@ -10,7 +10,7 @@ from msgspec import Raw
 from dyn_relay.formats.sglang.answer import IDS, RATIOS, RECOMPUTED, Rule, may_be_rows, rule
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.ledger import Attempt, Count, Counter, Ledger
-from dyn_relay.formats.sglang.spans import parse, render, shift
+from dyn_relay.formats.sglang.spans import known, parse, render, shift
 from dyn_relay.formats.sglang.wire import Fields, Foreign, is_list, joined, plain, raw, read_fields, read_rows, write
 from dyn_relay.formats.sglang.wire import inside as _inside
 
@@ -84,8 +84,13 @@ class View:
         for name, pairs in RATIOS.items():
             if name in result:
                 result[name] = self._ratio(pairs, result) or result[name]
-        if self.attempt.base and not self.attempt.echo:
+        if self.attempt.base:
             result = restored(self.ledger, result)
+            if "weight_version" in result and not self.attempt.tokens and self.ledger.spans:
+                version = self.ledger.spans[-1].version  # whoever made no token has no say in it
+                result["weight_version"] = raw(version)
+                if version is None:
+                    del result["weight_version"]
         if self.tells_recomputed and (again := recomputed(self.ledger)):
             result[RECOMPUTED] = raw(again)
         return result
@@ -108,7 +113,8 @@ class View:
                 spans = parse(value)
                 if not self.ledger.spans or spans is None:
                     return value if not base else None
-                return render([*self.ledger.spans, *shift(spans, base)])
+                spans = [*self.ledger.spans, *shift(spans, base)]
+                return render(spans) if known(spans) else None
             case Rule.REPLAY:
                 return self._replayed(name, value)
             case Rule.MEASURED:
@@ -144,7 +150,11 @@ class View:
         client = self.dialect.rows_are_deltas
         if not known and attempt.events == 1 and len(read_rows(value)) != attempt.tokens:
             attempt.not_rows.add(name)
-        if (client and worker) or name in attempt.not_rows:
+        if client and worker:
+            if known and attempt.base and len(read_rows(value)) != attempt.tokens - self.before:
+                raise Foreign(f"{name} has not one element a token")
+            return value
+        if name in attempt.not_rows:
             return value
         tail = attempt.pieces.get(name) if worker else None
         if worker:

@@ -94,6 +94,8 @@ class Request:
         self.by_text = bytes(self.fields.get("text", NULL))[:1] == b'"' and self.value("input_ids") in (ABSENT, None)
         if not isinstance(stream, bool | Absent):
             return "stream"
+        if not isinstance(self.value("return_prompt_token_ids"), bool | Absent):
+            return "return_prompt_token_ids"  # not to be overwritten: the engine refuses it
         unread = self._read_sampling()
         return "rid" if rid == "" or not isinstance(rid, str | None | Absent) else unread
 
@@ -197,10 +199,15 @@ class Request:
         """The prompt's last ids."""
         return _ids.decode(self.prompt)[-count:] if self.prompt is not None else []
 
-    def names_stop(self, token: int) -> bool:
-        """True if `token` is among the `stop_token_ids`."""
+    @property
+    def stop_ids(self) -> set[int]:
+        """The `stop_token_ids`."""
         stops = self.parameter("stop_token_ids")
-        return isinstance(stops, list) and token in stops
+        return {one for one in stops if isinstance(one, int)} if isinstance(stops, list) else set()
+
+    def names_stop(self, token: int) -> bool:
+        """True if `token` is among them."""
+        return token in self.stop_ids
 
     def named(self, rid: str) -> bytes:
         """The client's body with another `rid`; nothing else changes, not a byte if it had none."""

@@ -19,5 +19,5 @@ class Rules:
     weights: WeightPolicy = field(default_factory=WeightPolicy)
     #: Answers say in `meta_info` which rows to replay were computed again.
     tells_recomputed: bool = False
-    #: What is known of each model.
-    stops: defaultdict[str | None, Stops] = field(default_factory=lambda: defaultdict(Stops))
+    #: What is known of each model, with a tokenizer and without: that has ids of its own that end an answer.
+    stops: defaultdict[tuple[str | None, bool | None], Stops] = field(default_factory=lambda: defaultdict(Stops))

@@ -29,6 +29,8 @@ CONTEXT = 5
 WINDOW, WIDE = 48, 2048
 #: Ids at the cut whose text may be withheld: all but the last byte of a character.
 UNSETTLED = 3
+#: Characters at the end of an answer that show whether the token which ended it was told.
+_LAST = 4
 #: Characters of text that must agree.
 COMPARED = 16
 #: What stands for bytes that are no character yet. Stock withholds a text that ends in it.
@@ -124,9 +126,9 @@ class Seam:
         if status != 200:
             raise Foreign(f"{_PATH} gave {status}")
         texts = read(_texts, data).text
-        if len(texts) != 2 * _LISTS + 2:
-            raise Foreign(f"{_PATH} gave {len(texts)} texts for {2 * _LISTS + 2} lists")
-        match self._find(texts[:_LISTS], texts[_LISTS:-2], *texts[-2:]):
+        if len(texts) != 2 * _LISTS + 3:
+            raise Foreign(f"{_PATH} gave {len(texts)} texts for {2 * _LISTS + 3} lists")
+        match self._find(texts[:_LISTS], texts[_LISTS:-3], *texts[-3:]):
             case _Finding.ENTIRE:
                 self._entire, self._window = True, WIDE
                 self._ask()
@@ -200,13 +202,15 @@ class Seam:
         left = self._left[-self._window :]
         whole = [*left, *new]
         lists = [ids[: len(ids) - less] for ids in (left, whole) for less in range(_LISTS)]
-        lists += [self._context, [*self._left, *new] if self._entire else []]
+        lists += [self._left[-CONTEXT:], self._context, [*self._left, *new] if self._entire else []]
         skip = self._request.parameter("skip_special_tokens") is not False
         body = msgspec.json.encode({"tokens": lists, "skip_special_tokens": skip})
         self.question = Outbound("POST", _PATH, body)
 
-    def _find(self, left: Sequence[str], both: Sequence[str], context: str, entire: str) -> _Finding:
+    def _find(self, left: Sequence[str], both: Sequence[str], near: str, context: str, entire: str) -> _Finding:
         """What the texts say: of ids before the cut, with those after it (each whole and shortened), and of all.
+
+        `near`: of the ids that are the engine's own context.
 
         Raises `CannotComplete`.
         """
@@ -236,8 +240,21 @@ class Seam:
             if not clean or not added.startswith(self._text):
                 raise CannotComplete("stop")
             first = self._text
+        elif not self._agrees(first, clean and REPLACEMENT not in near and tail.endswith(near.lstrip())):
+            # A token that ended the answer is told by an engine that has a use for it (SGLang 0.5.23: the one that
+            # closes a tool call), and an id that its tokenizer does not know is told as another one.
+            if type(self._matched) is not int or not clean or not self._text.startswith(first):
+                raise CannotComplete("text")
+            first = self._text
         self._first, self._start = first, len(self._text)
         return _Finding.FITS
+
+    def _agrees(self, first: str, sure: bool) -> bool:
+        """Is that what the engine itself told? `sure`: it has a whole text to begin at; else its first characters may
+        be others."""
+        if sure:
+            return first == self._text
+        return type(self._matched) is not int or first.endswith(self._text[-_LAST:])
 
     def _add_up(self, left: Sequence[str], both: Sequence[str]) -> bool:
         """Is a text that is whole still the beginning once more ids come?

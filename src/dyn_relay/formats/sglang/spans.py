@@ -22,6 +22,11 @@ class Span:
 _spans = msgspec.json.Decoder(list[Span])
 
 
+def label(version: object) -> str | None:
+    """A version as one that can be told from others, whatever JSON it is; None if it was not told."""
+    return None if version is None else str(version)
+
+
 def parse(value: Raw) -> list[Span] | None:
     """An engine's own spans; None if they are not of the known shape."""
     try:
@@ -36,6 +41,11 @@ def stated(value: Raw, tokens: int) -> list[Span] | None:
     edges = [0, *(span.end for span in spans)]
     tiled = all(span.start == edge <= span.end for span, edge in zip(spans, edges, strict=False))
     return spans if spans and tiled and edges[-1] == tokens else None
+
+
+def known(spans: list[Span]) -> bool:
+    """The version of each token has been told. If not, the answer gets no spans: they would not cover it."""
+    return all(span.version is not None for span in spans)
 
 
 def shift(spans: list[Span], by: int) -> list[Span]:
