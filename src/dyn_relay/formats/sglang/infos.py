@@ -25,7 +25,7 @@ def kv_events(value: object) -> KvEvents | None:
         return None
     if said.publisher != "zmq" or said.block_size < 1 or said.dp_size < 1:
         return None
-    ports = (said.endpoint_port_base, said.replay_endpoint_port_base or said.endpoint_port_base)
+    ports = [port for port in (said.endpoint_port_base, said.replay_endpoint_port_base) if port is not None]
     if not all(0 < port <= 65536 - said.dp_size for port in ports):
         return None
     return KvEvents(
