@@ -50,6 +50,12 @@ class World:
         with trio.fail_after(30):
             await until(lambda: self.policy.sizes()["subscriptions"] == count)
 
+    async def hears(self, number: int) -> None:
+        """Return when the batches of a worker come live: those of a new connection are asked for first."""
+        for seed in (1001, 1002):
+            await generate(self.workers[number - 1], prompt(seed))
+            await self.becomes(prompt(seed), self.known(prompt(seed)) | {RankId(f"w{number}"): 5})
+
     def chosen(self, tokens: Sequence[int]) -> str | None:
         target = self.relay.app.fleet.pick(ask=Ask(prefix=lambda: tokens))
         return None if target is None else target.id
@@ -119,6 +125,7 @@ async def test_a_skipped_batch_is_asked_for_again_and_a_restart_empties_the_inde
     """O4: the publisher skips batch 5, then restarts at 0: the index of that worker is emptied, and counted so."""
     async with world() as w:
         await w.follows(2)
+        await w.hears(1)
         worker, log = w.workers[0], w.workers[0].kv_logs[0]
         worker.kv_faults.skip.add(5)
         prompts = [prompt(number) for number in range(9)]
@@ -143,6 +150,7 @@ async def test_a_skipped_batch_is_asked_for_again_and_a_restart_empties_the_inde
 async def test_what_is_lost_for_good_costs_that_ranks_index_and_no_other():
     async with world() as w:
         await w.follows(2)
+        await w.hears(1)
         lost, before, after = prompt(1), prompt(2), prompt(3)
         for worker in w.workers:
             await generate(worker, before)
@@ -165,8 +173,7 @@ async def test_a_late_replay_does_not_bring_back_what_was_removed():
         await w.follows(1)
         worker, log = w.workers[0], w.workers[0].kv_logs[0]
         first, second = prompt(1), prompt(2)
-        await generate(worker, prompt(0))
-        await w.becomes(prompt(0), {W1: 5})
+        await w.hears(1)
         worker.kv_faults.skip.add(log.next)
         worker.kv_faults.late = release = trio.Event()
         await generate(worker, first)
