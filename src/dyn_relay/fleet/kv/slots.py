@@ -61,7 +61,7 @@ class Slots:
         shard = self._keys[node] & (1 << self._bits) - 1
         slots = self._shards[shard]
         self._used[shard] += 1
-        if self._used[shard] * 32 > len(slots) * (16 + shard % 8):
+        if self._used[shard] * 256 > len(slots) * (128 + shard % 64):
             grown = array("I", bytes(8 * len(slots)))
             for one in slots:
                 if one:
