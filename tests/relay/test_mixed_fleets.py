@@ -207,6 +207,19 @@ async def test_what_is_not_known_to_be_the_same_does_not_go_on(autojump_clock, s
 
 
 @both
+async def test_what_the_first_worker_says_late_counts(autojump_clock, stream):
+    """The request was there before the infos of its worker were read; that they are read by now spoils nothing."""
+    plans = [FaultPlan.in_order([(at_token(3), CLOSE)])]
+    body = generate(5, stream=stream, sampling={"stream_interval": 1})
+    async with world(plans=plans) as w:
+        [worker] = w.app.fleet.workers
+        worker.traits, worker.learnt = UNKNOWN, False
+        assert judged(await w.ask(body), body, ORACLE) == []
+        assert worker.traits.model == "mock/model"
+        assert len(w.workers[0].generates) == 2
+
+
+@both
 async def test_workers_that_all_say_nothing_are_alike(autojump_clock, stream):
     """A fleet of an old release goes on as before."""
     plans = [FaultPlan.in_order([(at_token(3), CLOSE)]), None]
