@@ -31,7 +31,16 @@ SERVER, WORKERS, DISCOVERY, MIGRATION, HEALTH, LIMITS, KEYS, OBSERVE = (
     "Observation",
 )
 
-Policy = Literal["least_loaded", "round_robin", "random", "power_of_two", "consistent_hashing", "cache_aware", "manual"]
+Policy = Literal[
+    "least_loaded",
+    "round_robin",
+    "random",
+    "power_of_two",
+    "consistent_hashing",
+    "cache_aware",
+    "kv_aware",
+    "manual",
+]
 OnAbort = Literal["relay", "resume"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -178,6 +187,26 @@ class Config:
     )
     dp_aware: bool = _option(
         WORKERS, False, "Choose among the data-parallel ranks of workers, and name the rank in each request."
+    )
+    kv_overlap_score_weight: float = _option(
+        WORKERS,
+        1.0,
+        "With the policy kv_aware: what a prompt token costs that a worker has not cached, against the load.",
+        minimum=0,
+    )
+    router_temperature: float = _option(
+        WORKERS,
+        0.0,
+        "With the policy kv_aware: how far chance may prefer a worse worker; 0 = always the best one.",
+        minimum=0,
+    )
+    kv_index_max_blocks: int = _option(
+        WORKERS,
+        4_000_000,
+        "With the policy kv_aware: cached blocks that are remembered, of all workers together; each takes about 70 "
+        "bytes.",
+        minimum=1,
+        maximum=1_000_000_000,
     )
     format: Literal["sglang"] = _option(WORKERS, "sglang", "The wire format that the workers speak.")
     upstream_pool_idle_timeout_secs: float = _option(

@@ -66,9 +66,10 @@ class Fleet:
         self.config = config
         self._clock = clock
         self._examiner = Examiner(config, format, pool, fetch)
-        self._policy = POLICIES[config.policy](config, rng or random.Random(config.seed), clock)
+        #: Chooses; `Fleet.run` runs it.
+        self.policy = POLICIES[config.policy](config, rng or random.Random(config.seed), clock)
         self._keeper = Keeper(
-            config, clock, lambda: self.staying, self.relearn, moved=self._moved, renewed=self._policy.forget
+            config, clock, lambda: self.staying, self.relearn, moved=self._moved, renewed=self.policy.forget
         )
         self._on_move = on_move
         self._recounted = -math.inf
@@ -187,6 +188,7 @@ class Fleet:
             try:
                 for watch in self._watches.values():
                     nursery.start_soon(watch.run)
+                nursery.start_soon(self.policy.run, self)
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -244,7 +246,7 @@ class Fleet:
         return self._choose(free, exclude, ask)
 
     async def changed(self) -> None:
-        """Return when something may have become possible: for a suspect that was told `NotYet`, in a pause, ..."""
+        """Return when a worker has joined, left, moved or described itself, a suspect was let go, a pause is over."""
         await self._waiting.park()
 
     @property
@@ -346,7 +348,7 @@ class Fleet:
             self._recounted = now
             for worker in self._workers.values():
                 worker.recount()
-        return self._policy.choose(targets, ask)
+        return self.policy.choose(targets, ask)
 
     def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool], ask: Ask) -> list[Worker]:
         usable = [w for w in self._workers.values() if w.id not in exclude and accept(w)]
@@ -391,6 +393,6 @@ class Fleet:
     def _forget(self, worker: Worker) -> None:
         del self._workers[worker.id]
         self._watches.pop(worker.id).stop()
-        self._policy.forget(worker)
+        self.policy.forget(worker)
         log.info("worker left", worker=worker.id, url=worker.url)
         self._changed()

@@ -92,6 +92,22 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEvents:
+    """Where a worker publishes what is in its prefix cache, over ZeroMQ on TCP, one publisher a data-parallel rank."""
+
+    #: As it says itself; "*", "0.0.0.0" and "::" mean the worker's own host.
+    host: str
+    #: Of rank 0; rank n has this plus n.
+    port: int
+    topic: str
+    #: Tokens in a block.
+    block_size: int
+    ranks: int = 1
+    #: Where batches can be asked for again, of rank 0; None: nowhere.
+    replay_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Traits:
     """What a format has learnt about one worker from its info endpoints; None where the worker does not say."""
 
@@ -115,6 +131,8 @@ class Traits:
     dp_size: int | None = None
     #: Differs between two processes at the same address, and stays the same as long as one lives.
     epoch: str | None = None
+    #: None also if it publishes nothing.
+    kv_events: KvEvents | None = None
 
 
 UNKNOWN = Traits()

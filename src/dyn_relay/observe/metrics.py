@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import prometheus_client
 import trio
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 #: Distinct values of one label; engines and clients must not be able to grow the page.
@@ -35,6 +35,16 @@ class EndedAttempt(Protocol):
     tokens: int
     first_token: float | None
     last_token: float | None
+
+
+class Policy(Protocol):
+    """What is counted of it; names are bounded."""
+
+    def counts(self) -> Mapping[str, int]:
+        """So far."""
+
+    def sizes(self) -> Mapping[str, int]:
+        """Now."""
 
 
 #: (worker id, state, live attempts)
@@ -110,6 +120,7 @@ class Metrics(Collector):
         self.registry = registry = CollectorRegistry()
         self._fleet: Callable[[], Iterable[WorkerSample]] = tuple
         self._sources: Callable[[], Iterable[SourceSample]] = tuple
+        self._policy: Policy | None = None
 
         def gauge(name: str, text: str) -> prometheus_client.Gauge:
             return prometheus_client.Gauge(f"dyn_relay_{name}", text, registry=registry)
@@ -180,8 +191,12 @@ class Metrics(Collector):
         """Ask `samples` for the sources of workers at each scrape."""
         self._sources = samples
 
+    def watch_policy(self, policy: Policy) -> None:
+        """Ask it for its counts and sizes at each scrape."""
+        self._policy = policy
+
     def collect(self) -> Iterator[Metric]:
-        """For the registry: the workers, and where they come from."""
+        """For the registry: the workers, where they come from, and what the policy counts."""
         up = GaugeMetricFamily(
             "dyn_relay_discovery_up", "1 if the source's last answer is a good one, else 0.", labels=["source"]
         )
@@ -205,6 +220,15 @@ class Metrics(Collector):
         yield state
         yield load
         yield total
+        if self._policy is not None:
+            events = CounterMetricFamily("dyn_relay_policy_events", "What the policy has counted.", labels=["event"])
+            for name, count in self._policy.counts().items():
+                events.add_metric([name], count)
+            yield events
+            sizes = GaugeMetricFamily("dyn_relay_policy_size", "What the policy remembers now.", labels=["what"])
+            for name, size in self._policy.sizes().items():
+                sizes.add_metric([name], size)
+            yield sizes
 
     def render(self) -> bytes:
         """The page, as text of `CONTENT_TYPE`."""

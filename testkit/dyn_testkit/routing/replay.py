@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from dyn_relay.config import Config
-from dyn_relay.fleet.policies.base import Ask, Policy
+from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.fleet.target import Lease, Target
 from dyn_relay.fleet.worker import Worker
+from dyn_relay.formats.base import KvEvents, Traits
 from dyn_relay.http11.client import Origin
-from dyn_testkit.routing.engine import Engine, Hardware, Listener, tokens_of
+from dyn_testkit.routing.engine import Engine, Hardware, tokens_of
+from dyn_testkit.routing.hearing import LISTENING, Listening
 from dyn_testkit.routing.trace import BLOCK, Call
 
 #: Answers a target, on the mean; of an idle fleet it says nothing that one has three times as many.
 BUSY = 4
-#: What of a policy hears of caches.
-Listening = Callable[[Policy], Listener]
-#: By the policy's name; the others hear nothing.
-LISTENING: dict[str, Listening] = {}
+#: Every engine publishes what it caches; who follows that is in `hearing.py`.
+EVENTS = KvEvents("*", 5557, "", BLOCK)
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class _Run:
         self._policy = POLICIES[policy](config, random.Random(seed), lambda: self._now)
         listener = listening(self._policy) if listening else None
         workers = [
-            Worker(id=f"w{n}", number=n, origin=Origin.parse(f"http://engine-{n}:30000"), since=0.0)
+            Worker(f"w{n}", n, Origin.parse(f"http://engine-{n}:30000"), 0.0, traits=Traits(kv_events=EVENTS))
             for n in range(1, engines + 1)
         ]
         self._targets = [target for worker in workers for target in worker.targets]

@@ -10,6 +10,7 @@ from dyn_relay.fleet.policies.balance import Guard
 from dyn_relay.fleet.policies.base import Policy
 from dyn_relay.fleet.policies.cache_aware import CacheAware
 from dyn_relay.fleet.policies.consistent_hashing import ConsistentHashing
+from dyn_relay.fleet.policies.kv_aware import KvAware
 from dyn_relay.fleet.policies.least_loaded import LeastLoaded
 from dyn_relay.fleet.policies.manual import Manual
 from dyn_relay.fleet.policies.power_of_two import PowerOfTwo
@@ -31,5 +32,6 @@ POLICIES: dict[str, Callable[[Config, random.Random, Callable[[], float]], Polic
     "cache_aware": lambda config, rng, clock: CacheAware(
         _guard(config), config.cache_threshold, config.cache_index_bytes
     ),
+    "kv_aware": KvAware,
     "manual": lambda config, rng, clock: Manual(clock),
 }

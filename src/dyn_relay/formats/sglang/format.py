@@ -14,6 +14,7 @@ from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.events import DONE_EVENT
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
 from dyn_relay.formats.sglang.explain import STOCK, explain, refused
+from dyn_relay.formats.sglang.infos import kv_events
 from dyn_relay.formats.sglang.item import Common, Item, joined
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.rules import Rules
@@ -99,6 +100,7 @@ class SglangFormat:
             indexer_topk=_boolean(merged.get("enable_return_indexer_topk")),
             dp_size=_ranks(merged.get("dp_size")),
             epoch=_epoch(server),
+            kv_events=kv_events(merged.get("kv_events")),
         )
         for name in ("eos_token_id", "eos_token_ids"):
             told = merged.get(name)
