@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dyn_relay.config import OPTIONS, Config, ConfigError, Option, load, reference
+from dyn_relay.config import OPTIONS, Config, ConfigError, Option, load
+from dyn_relay.config.__main__ import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
