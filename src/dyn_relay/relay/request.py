@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
 import trio
 
-from dyn_relay.fleet.poison import Finding, NotYet, SuspectedPoison, Trial
+from dyn_relay.fleet.poison import Finding, SuspectedPoison, Trial
 from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import UNKNOWN, CannotComplete, Exchange, Traits
 from dyn_relay.http11.headers import Headers
 from dyn_relay.net import ConnectionBroken
-from dyn_relay.relay.affinity import asking, key_of
+from dyn_relay.relay.affinity import key_of
 from dyn_relay.relay.attempt import Attempt
-from dyn_relay.relay.budget import AttemptBudget, limited, too_long
-from dyn_relay.relay.candidates import Candidates
+from dyn_relay.relay.budget import limited, too_long
+from dyn_relay.relay.choice import Choice
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
 from dyn_relay.relay.ending import Ending
@@ -25,7 +24,6 @@ from dyn_relay.relay.failure import Action, Failure, Kind
 from dyn_relay.relay.orders import tell, tell_if_alive
 from dyn_relay.relay.queue import Crowded, Entry
 from dyn_relay.relay.record import AttemptRecord, Outcome, RequestRecord
-from dyn_relay.relay.recovery import Recovery
 from dyn_relay.relay.state import Step
 from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 
@@ -73,7 +71,6 @@ class LogicalRequest:
         self._context = context
         self._exchange = exchange
         self._headers = headers
-        self._key = key_of(headers, exchange, context.config)
         self._native = native
         self._safe = safe
         self._size = size
@@ -81,18 +78,11 @@ class LogicalRequest:
         self._downstream = downstream
         self._ending = Ending(context, exchange, self._downstream, self.record, native=native)
         self._client = downstream.client
-        self._budget = AttemptBudget(context.config.migration_limit)
-        self._candidates = Candidates(context.fleet, exchange, self.record)
+        key = key_of(headers, exchange, context.config)
+        self._choice = Choice(context, exchange, self.record, self._client, key, native=native)
         #: The attempt in progress, and the one that failed last.
         self._current: Attempt | None = None
         self._last: Attempt | None = None
-        #: What the request waits in between two attempts; an abort ends it.
-        self._between: trio.CancelScope | None = None
-        #: Since when every worker that can be asked is busy.
-        self._busy_since: float | None = None
-        #: The worker that the request was judged by.
-        self._first: Worker | None = None
-        self._recovery = Recovery(context)
 
     async def serve(self) -> None:
         """Run the request to its end. Raises what is a defect of ours, after the request has ended."""
@@ -115,11 +105,11 @@ class LogicalRequest:
     async def _guarded(self) -> None:
         ending = self._ending
         try:
-            with self._recovery.scope:
+            with self._choice.recovery.scope:
                 return await self._run()
             self._leave()
             if not self._answered():
-                await ending.timed_out(*self._recovery.expired)
+                await ending.timed_out(*self._choice.recovery.expired)
         except (ClientGone, ConnectionBroken):
             self._leave()
             ending.left()
@@ -136,7 +126,7 @@ class LogicalRequest:
             ending.close(Step.FAIL, Outcome.FAILED, "proxy")
             raise
         finally:
-            self._recovery.release()
+            self._choice.recovery.release()
 
     def _answered(self) -> bool:
         """Was the request interrupted when its client had the whole answer, and only the framing was awaited?"""
@@ -149,30 +139,30 @@ class LogicalRequest:
             await self._enter()
             while not self.abort_wished:
                 if self.record.started_work and self._context.fleet.calm.disturbed:
-                    await self._wait(self._context.fleet.calm.wait)
-                target = await self._target()
+                    await self._choice.wait(self._context.fleet.calm.wait)
+                target = await self._choice.target()
                 if target is None:
                     if not self.record.attempts:
                         self._admit(UNKNOWN)  # for the header of what is about to be said
-                    unfit = self._candidates.unfit(self._budget.excluded)
-                    return await self._ending.nobody_left(self._last, self._budget.history, unfit)
+                    unfit = self._choice.candidates.unfit(self._choice.budget.excluded)
+                    return await self._ending.nobody_left(self._last, self._choice.budget.history, unfit)
                 failure = await self._try(target)
                 if failure is not None and failure.kind is Kind.STALE and self._may_redial(target):
                     # Under another name: the worker may have read the request, and be at work on it.
                     self._leave()
                     self.record.step(Step.CUT)
                     failure = await self._try(target, again=True)
-                self._recovery.release()
+                self._choice.recovery.release()
                 if failure is None:
                     assert self._last is not None
                     return await self._ending.finish(self._last)
                 if not await self._survives(failure):
                     return None
-                await self._wait(partial(trio.sleep, self._budget.backoff(self._context.rng)))
+                await self._choice.wait(partial(trio.sleep, self._choice.budget.backoff(self._context.rng)))
         except Unwanted:
             self._current = None
         except CannotComplete as exc:
-            return await self._ending.cannot_continue(exc.reason, self._budget.history)
+            return await self._ending.cannot_continue(exc.reason, self._choice.budget.history)
         except SuspectedPoison:
             return await self._ending.poison()
         except Crowded as exc:
@@ -184,92 +174,11 @@ class LogicalRequest:
         """Wait for the request's turn. Raises `Crowded`, `ClientGone`, `Unwanted`."""
         if self._entry is not None:
             try:
-                await self._wait(self._entry.wait)
+                await self._choice.wait(self._entry.wait)
             finally:
                 self.record.queued = trio.current_time() - self.record.started
 
-    # -- choosing --------------------------------------------------------------------------------------------------
-
-    async def _target(self) -> Target | None:
-        """A target for the next attempt, and the permit for it; None if nobody is left to ask. Raises as `_choose`."""
-        while True:
-            target = await self._choose()
-            if target is None or self._recovery.permitted:
-                return target
-            await self._wait(self._recovery.turn)
-
-    async def _choose(self) -> Target | None:
-        """A target for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
-        known, met = False, set[str]()
-        if self._first is not None:
-            # Of a worker whose infos could not be read at first they may have come since.
-            self._exchange.know(self._first.traits)
-        while True:
-            target = await self._pick()
-            if target is not None and self._native and target.worker.unmet and target.worker.id not in met:
-                # It has just joined. What depends on its infos would be refused, or go where it cannot be answered.
-                met.add(target.worker.id)
-                await self._wait(partial(self._context.fleet.relearn, [target.worker]))
-                continue
-            if target is not None:
-                return target
-            excluded = self._budget.excluded
-            if not known and self._candidates.unfit(excluded):
-                # What is known of them may be old: weights are updated in place.
-                known = True
-                await self._wait(partial(self._context.fleet.relearn, self._candidates.left(excluded)))
-                continue
-            if not excluded:
-                if not self._patient():
-                    return None
-                await self._wait(partial(trio.sleep, LOOK_INTERVAL))
-                continue
-            lap = self._budget.lap() or (self._budget.again() if self._patient() else None)
-            if lap is None:
-                return None
-            self._budget = lap
-
-    async def _pick(self) -> Target | None:
-        """One that has all that is asked for; if the fleet has none, any that may: its own answer will say so."""
-        target = await self._pick_from(self._candidates.has_all)
-        if target is None and not self._candidates.some_has_all:
-            target = await self._pick_from(self._candidates.may_take)
-        return target
-
-    async def _pick_from(self, accept: Callable[[Worker], bool]) -> Target | None:
-        fleet, exchange, excluded = self._context.fleet, self._exchange, self._budget.excluded
-        asked = asking(exchange, self._key, first=not self._budget.history)
-        while True:
-            if fleet.paused and self._native:
-                await self._wait(fleet.changed)
-                continue
-            if self._proven or not fleet.wary:
-                return fleet.pick(excluded, accept, asked)
-            try:
-                return fleet.choose_now(exchange.fingerprint(), excluded, accept, asked)
-            except NotYet:
-                await self._wait(fleet.changed)
-
-    def _patient(self) -> bool:
-        """Tokens are at stake, or we took it away, and some worker is only busy: is there still time to ask again?"""
-        now = trio.current_time()
-        if not (self._exchange.delivered or self._budget.moved) or not self._budget.busy:
-            return False
-        if self._busy_since is None:
-            self._busy_since = now
-        return now < self._busy_since + self._context.config.busy_patience_secs
-
-    async def _wait(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Wait between two attempts. Raises `ClientGone`, `Unwanted`."""
-        self._recovery.pause()
-        with trio.CancelScope() as self._between:
-            return await unless_gone(self._client, work)
-        raise Unwanted
-
-    @property
-    def _proven(self) -> bool:
-        """It cannot be what kills workers: it has given tokens, or is none of our format's requests."""
-        return bool(self._exchange.delivered) or not self._native
+    # -- before it -------------------------------------------------------------------------------------------------
 
     def _may_redial(self, target: Target) -> bool:
         fleet = self._context.fleet
@@ -297,24 +206,32 @@ class LogicalRequest:
 
         `again`: at the same worker, whose idle connection had gone stale.
         """
-        context, exchange, fleet, worker = self._context, self._exchange, self._context.fleet, target.worker
+        context, exchange, choice = self._context, self._exchange, self._choice
+        fleet, worker = context.fleet, target.worker
         if not self.record.started_work:
-            self._first = worker
+            choice.first = worker
             self._admit(worker.traits)
         record = AttemptRecord(worker.id, worker.url, self._name(), trio.current_time(), exchange.delivered)
         self.record.attempts.append(record)
         self.record.step(Step.DISPATCH)
         fingerprint = exchange.fingerprint() if fleet.wary else b""
         lease = fleet.lease(target, exchange.generations, lambda: exchange.prompt_tokens + exchange.delivered)
-        with lease, fleet.trial(worker, fingerprint, proven=self._proven) as trial:
+        with lease, fleet.trial(worker, fingerprint, proven=choice.proven) as trial:
 
             def on_token() -> None:
                 trial.token()
-                self._busy_since = None
-                self._recovery.over(record.resumed_from)
+                choice.progressed(record.resumed_from)
 
             attempt = self._current = Attempt(
-                *(context, exchange, self._downstream, target, self._candidates.rank(target), record.rid, on_token),
+                *(
+                    context,
+                    exchange,
+                    self._downstream,
+                    target,
+                    self._choice.candidates.rank(target),
+                    record.rid,
+                    on_token,
+                ),
                 reuse=self._repeatable,
                 again=again,
             )
@@ -354,7 +271,7 @@ class LogicalRequest:
         speaks against it.
         """
         late = self._ending.unseen and record.ended - record.started > SUSPICION_WINDOW
-        return failure.rule.suspicious and not self._proven and not late
+        return failure.rule.suspicious and not self._choice.proven and not late
 
     def _name(self) -> str:
         """The rid for the next attempt: the client's own until a worker may know it, then fresh ones.
@@ -387,8 +304,7 @@ class LogicalRequest:
     def abort(self) -> None:
         """Somebody wishes this request to end: its current worker is told, and nothing is resumed."""
         self.abort_wished = True
-        if self._between is not None:
-            self._between.cancel()
+        self._choice.interrupt()
         if self._current is not None:
             self._current.unwanted()
             if self._current.sent:
@@ -412,7 +328,7 @@ class LogicalRequest:
         tokens = exchange.prompt_tokens + exchange.delivered
         if attempt.sent and (not exchange.leavable or too_long(self._context.config, tokens)):
             return False
-        return not (self.abort_wished or fleet.paused) and self._candidates.has_room(self._budget.barred)
+        return not (self.abort_wished or fleet.paused) and self._choice.candidates.has_room(self._choice.budget.barred)
 
     async def _tell_until_ended(self, attempt: Attempt) -> None:
         """An abort may overtake the request that it means: say it again while the attempt goes on, then end it here."""
@@ -441,8 +357,8 @@ class LogicalRequest:
         if failure.rule.abort:
             self._leave()
         self._current, self._last = None, attempt
-        self._budget = self._budget.after(failure)
-        history = self._budget.history
+        self._choice.budget = self._choice.budget.after(failure)
+        history = self._choice.budget.history
         if failure.rule.action is Action.RELAY or self._engine_has_spoken(failure, attempt):
             await ending.relay_engine(attempt, history)
             return False
@@ -454,7 +370,7 @@ class LogicalRequest:
             return True  # `_run` ends it
         reason = self._forbids(failure)
         if not reason:
-            self._recovery.begin(failure)
+            self._choice.recovery.begin(failure)
             self.record.step(Step.CUT)
             return True
         if failure.kind is Kind.INTERRUPTED:
@@ -474,7 +390,7 @@ class LogicalRequest:
         """Why no attempt may follow, a bounded label; "" if one may."""
         if failure.rule.action is Action.MIGRATE and not self._exchange.verdict.migratable:
             return self._exchange.verdict.reason
-        if self._budget.spent:
+        if self._choice.budget.spent:
             return "migration_limit"
         tokens = self._exchange.prompt_tokens + self._exchange.delivered
         if failure.rule.action is Action.MIGRATE and too_long(self._context.config, tokens):
