@@ -107,7 +107,7 @@ class App:
             try:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
-                    departures = Departures(self.fleet, self.live, Chores(background))
+                    departures = Departures(self.fleet, self.live, self._permits, Chores(background))
                     endpoints = Endpoints(
                         self.fleet, relay, self.metrics, self.draining, departures, self._pages, siblings
                     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import trio
 
@@ -104,6 +106,34 @@ async def test_a_move_leaves_the_whole_migration_limit(autojump_clock):
 
         assert judged(await during(w, generate(30), drain), generate(30), ORACLE) == []
         assert causes(w) == [("w1", "moved"), ("w2", "cut"), ("w3", None)]
+
+
+async def test_who_has_to_wait_for_a_permit_waits_at_work(autojump_clock):
+    """`--retry-permits`: the others are moved when the one before has its first token; until then they go on."""
+    async with world(options=SLOW, policy="least_loaded", retry_permits=1) as w:
+        answers = []
+
+        async def client():
+            answers.append(judged(await w.ask(generate(40)), generate(40), ORACLE))
+
+        async with trio.open_nursery() as clients:
+            await order(w, f"/workers/{w.workers[1].url}/drain")
+            for _ in range(6):
+                clients.start_soon(client)
+            await until(lambda: w.workers[0].live == 6)
+            await order(w, "/workers", {"url": w.workers[1].url})
+            await w.ready()
+            await order(w, "/workers/w1/drain?after=0")
+        await w.quiet()
+        assert answers == [[]] * 6
+        moves = sorted(
+            (row["time"] + left["ended"], row["time"] + taken["started"], row["time"] + taken["first_token"])
+            for row in w.rows
+            for left, taken in [row["attempts"]]
+        )
+        assert len(moves) == 6
+        assert all(started - ended < 0.1 for ended, started, _ in moves)
+        assert all(before[2] <= after[1] for before, after in itertools.pairwise(moves))
 
 
 @BOTH

@@ -10,14 +10,19 @@ from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.live import LiveRequests
+from dyn_relay.relay.turnstile import Turnstile
 
 
 class Departures:
-    """Planned migrations. What cannot be moved stays until it can, or has ended."""
+    """Planned migrations. What cannot be moved stays until it can, or has ended.
 
-    def __init__(self, fleet: Fleet, live: LiveRequests, chores: Chores) -> None:
+    A continuation needs a permit (`recovery.py`); until there is one the request goes on where it is.
+    """
+
+    def __init__(self, fleet: Fleet, live: LiveRequests, permits: Turnstile, chores: Chores) -> None:
         self._fleet = fleet
         self._live = live
+        self._permits = permits
         self._chores = chores
         self._scopes: dict[str, trio.CancelScope] = {}
 
@@ -40,8 +45,14 @@ class Departures:
                 while fleet.leaving(worker):
                     await fleet.changed()
             while fleet.leaving(worker):
-                for request in self._live:
-                    request.move(worker)
+                for request in [one for one in self._live if one.movable(worker)]:
+                    place = self._permits.join()
+                    try:
+                        await place.turn.wait()
+                    except trio.Cancelled:
+                        place.leave()
+                        raise
+                    request.move(worker, place)
                 await fleet.changed()  # what stays may find a worker then
         if self._scopes.get(worker.id) is scope:
             del self._scopes[worker.id]

@@ -13,7 +13,7 @@ import math
 import trio
 
 from dyn_relay.relay.context import Context
-from dyn_relay.relay.failure import Action, Failure
+from dyn_relay.relay.failure import Action, Failure, Kind
 from dyn_relay.relay.turnstile import Place
 
 
@@ -38,6 +38,8 @@ class Recovery:
 
         What was moved as planned has no deadline: nothing was lost that could be too late.
         """
+        if failure.kind is not Kind.MOVED:
+            self.release()
         if failure.rule.action is not Action.MIGRATE:
             return
         if failure.rule.counts and not self._lost and self._migration_timeout:
@@ -66,6 +68,11 @@ class Recovery:
         """Return when `permitted`."""
         assert self._place is not None
         await self._place.turn.wait()
+
+    def take(self, permit: Place) -> None:
+        """Somebody has waited for it, for this request."""
+        self.release()
+        self._place = permit
 
     def pause(self) -> None:
         """The request waits for something: if it has a permit, another can use it. A place in the queue is kept."""

@@ -25,6 +25,7 @@ from dyn_relay.relay.orders import tell, tell_if_alive
 from dyn_relay.relay.queue import Crowded, Entry
 from dyn_relay.relay.record import AttemptRecord, Outcome, RequestRecord
 from dyn_relay.relay.state import Step
+from dyn_relay.relay.turnstile import Place
 from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 
 T = TypeVar("T")
@@ -152,13 +153,14 @@ class LogicalRequest:
                     self._leave()
                     self.record.step(Step.CUT)
                     failure = await self._try(target, again=True)
-                self._choice.recovery.release()
                 if failure is None:
                     assert self._last is not None
+                    self._choice.recovery.release()
                     return await self._ending.finish(self._last)
                 if not await self._survives(failure):
                     return None
-                await self._choice.wait(partial(trio.sleep, self._choice.budget.backoff(self._context.rng)))
+                if pause := self._choice.budget.backoff(self._context.rng):
+                    await self._choice.wait(partial(trio.sleep, pause))
         except Unwanted:
             self._current = None
         except CannotComplete as exc:
@@ -312,11 +314,20 @@ class LogicalRequest:
 
     # -- taken away ------------------------------------------------------------------------------------------------
 
-    def move(self, worker: Worker) -> None:
-        """`worker` is to be empty: if the attempt is there, and another worker can go on with it at once, end it."""
+    def movable(self, worker: Worker) -> bool:
+        """The attempt is there, and another worker could go on with it at once."""
         attempt = self._current
-        if attempt is not None and attempt.worker is worker and self._movable(attempt):
-            attempt.part(partial(self._movable, attempt))
+        return attempt is not None and attempt.worker is worker and self._movable(attempt)
+
+    def move(self, worker: Worker, permit: Place) -> None:
+        """`worker` is to be empty: if the request is `movable`, end the attempt; the next one has the permit."""
+        if not self.movable(worker):
+            permit.leave()
+            return
+        attempt = self._current
+        assert attempt is not None
+        self._choice.recovery.take(permit)
+        attempt.part(partial(self._movable, attempt))
 
     def hold(self) -> None:
         """Everything is paused: an attempt that is not sent yet never is."""
