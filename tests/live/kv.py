@@ -20,7 +20,6 @@ from dyn_chaos.processes import free_port
 from dyn_chaos.report import Outcome
 from dyn_relay.fleet.kv.index import RankId
 from dyn_relay.fleet.kv.sockets import Socket
-from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.kv_aware import KvAware
 from dyn_relay.sockets import open_network
 from dyn_testkit.client import fetch
@@ -103,9 +102,13 @@ class Following:
     def count(self, what: str) -> int:
         return self.policy.counts().get(what, 0)
 
-    def chosen(self, tokens: Sequence[int]) -> str | None:
-        target = self.relay.app.fleet.pick(ask=Ask(prefix=lambda: tokens))
-        return None if target is None else target.id
+    async def routed(self, tokens: Sequence[int]) -> tuple[str, int]:
+        """Send a request to the proxy: who has answered it, and how many tokens that one had cached."""
+        before = len(self.relay.rows)
+        _, cached = await ask(self.relay.url, tokens)
+        await until(lambda: len(self.relay.rows) > before)
+        [attempt] = self.relay.rows[before]["attempts"]
+        return attempt["worker"], cached
 
     async def follows(self, subscriptions: int) -> None:
         with trio.fail_after(PATIENCE):
@@ -123,7 +126,7 @@ def prompt(seed: int, pages: int = 8) -> list[int]:
 
 
 async def ask(url: str, tokens: Sequence[int], new: int = 30) -> tuple[list[int], int]:
-    """A whole answer of the engine itself: all tokens of which it has computed the cache, and how many it had."""
+    """A whole answer, of an engine itself or through the proxy: all tokens of which it has computed the cache, and how many it had."""
     sampling = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
     async with open_network() as network:
         reply = await fetch(network, url, "/generate", {"input_ids": list(tokens), "sampling_params": sampling})
@@ -148,9 +151,8 @@ async def follow(engines: Sequence[Engine], outcome: Outcome, lost: Loss) -> Non
             await w.expect("events", whole, {A: pages})
             outcome.facts["pages of the first answer"] = f"{pages} of {len(whole)} tokens, {had} cached before"
             second = [*whole, *prompt(2, pages=1)]
-            chosen = w.chosen(second)
-            outcome.expect(chosen == "w1", "prefix", f"the second request goes to {chosen}")
-            _, here = await ask(a.url, second)
+            chosen, here = await w.routed(second)
+            outcome.expect(chosen == "w1", "prefix", f"the second request went to {chosen}")
             _, there = await ask(b.url, second)
             outcome.facts["cached of the second request"] = f"{here} at its worker, {there} at the other one"
             outcome.expect(here == pages * PAGE and not there, "prefix", f"{here} and {there} tokens were cached")
@@ -190,7 +192,8 @@ async def follow(engines: Sequence[Engine], outcome: Outcome, lost: Loss) -> Non
             await ask(b.url, prompt(12), new=1)
             await w.expect("kill", prompt(12), {B: 8})
             await w.expect("kill", prompt(11), {})
-            outcome.expect(w.chosen(prompt(12)) == "w2", "kill", f"{w.chosen(prompt(12))} is chosen")
+            went = await w.routed(prompt(12))
+            outcome.expect(went == ("w2", 8 * PAGE), "kill", f"worker and cached tokens: {went}")
             unread = {
                 what: w.count(what) for what in ("malformed", "unknown", "orphan", "foreign", "medium", "garbage")
             }
