@@ -126,7 +126,7 @@ def prompt(seed: int, pages: int = 8) -> list[int]:
 
 
 async def ask(url: str, tokens: Sequence[int], new: int = 30) -> tuple[list[int], int]:
-    """A whole answer, of an engine itself or through the proxy: all tokens of which it has computed the cache, and how many it had."""
+    """A whole answer, of an engine or the proxy: all tokens whose cache was computed, and how many had been cached."""
     sampling = {"temperature": 0, "max_new_tokens": new, "ignore_eos": True}
     async with open_network() as network:
         reply = await fetch(network, url, "/generate", {"input_ids": list(tokens), "sampling_params": sampling})
