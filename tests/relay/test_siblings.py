@@ -288,6 +288,76 @@ async def test_rids_that_end_in_chance_are_kept(autojump_clock, tmp_path, rid, k
         assert (workers[0].generates[0].json()["rid"] == rid) is kept
 
 
+def told(worker, path):
+    return sum(recorded.path == path for recorded in worker.requests)
+
+
+async def test_a_pause_holds_at_all(autojump_clock, tmp_path):
+    """The workers are told once; one that takes another's place meanwhile waits as well."""
+    async with processes(tmp_path) as (relays, workers, start, network):
+        answers = []
+
+        async def client(relay):
+            answers.append(judged(await relay.ask(generate()), generate(), ORACLE))
+
+        async with trio.open_nursery() as nursery:
+            assert (await relays[0].ask({}, "/pause_generation")).status == 200
+            relays[2].app.draining.set()
+            await until(lambda: ("process-2", 1) not in network.listening)
+            relays[2] = await start(2, replacement=True)
+            for relay in relays:
+                assert (await relay.ask(None, "/ready")).status == 503
+                nursery.start_soon(client, relay)
+            await trio.sleep(30)
+            assert answers == []
+            assert (await relays[1].ask({}, "/continue_generation")).status == 200
+        assert answers == [[]] * 3
+        for worker in workers:
+            assert (told(worker, "/pause_generation"), told(worker, "/continue_generation")) == (1, 1)
+
+
+async def test_a_pause_that_no_worker_obeys_holds_nobody(autojump_clock, tmp_path):
+    async with processes(tmp_path) as (relays, workers, _, _):
+        for worker in workers:
+            worker.kill()
+        assert (await relays[0].ask({}, "/pause_generation")).status == 502
+        assert [relay.app.fleet.paused for relay in relays] == [False] * 3
+
+
+async def test_a_pause_that_one_process_did_not_hear_of_is_told(autojump_clock, tmp_path):
+    async with processes(tmp_path) as (relays, workers, _, network):
+        network.deafen(("process-1", 1))
+        await trio.sleep(30)
+        response = await relays[0].ask({}, "/pause_generation")
+        assert response.status == 504
+        assert b"not by the process 1 of this proxy" in response.body
+        assert [told(worker, "/pause_generation") for worker in workers] == [1, 1]
+        assert relays[2].app.fleet.paused
+
+
+async def test_a_drain_moves_the_requests_of_all(autojump_clock, tmp_path):
+    options = WorkerOptions(tick=1.0)
+    async with processes(tmp_path, plans=[None], options=options) as (relays, [worker], _, network):
+        answers = []
+
+        async def client(relay):
+            answers.append(judged(await relay.ask(generate(30)), generate(30), ORACLE))
+
+        async with open_fleet(network, "new{}", 30000) as fleet, trio.open_nursery() as nursery:
+            for relay in relays:
+                nursery.start_soon(client, relay)
+            await until(lambda: worker.live == 3)
+            [other] = await fleet(1, options=options)
+            await relays[0].ask({"url": other.url}, "/workers")
+            for relay in relays:
+                await relay.ready()
+            name = relays[0].app.fleet.get(worker.url).id
+            assert (await relays[1].ask({}, f"/workers/{name}/drain?after=3")).status == 202
+            await until(lambda: other.live == 3)
+            await until(lambda: all(len(relay.app.fleet.workers) == 1 for relay in relays))
+        assert answers == [[]] * 3
+
+
 async def test_strangers_find_no_inner_door(autojump_clock, tmp_path):
     """What is private answers for one process, without a key; the public port asks for it."""
     async with processes(tmp_path, count=2, admin_api_key="k") as (relays, _, _, network):
@@ -295,6 +365,8 @@ async def test_strangers_find_no_inner_door(autojump_clock, tmp_path):
         answer = await fetch(network, "http://process-0:1", "/workers")
         assert len(answer.json()["workers"]) == 2
         assert (await fetch(network, "http://process-0:1", "/generate", generate())).status == 405
+        assert (await relays[0].ask(None, "/paused", method="PUT")).status == 404
+        assert not relays[0].app.fleet.paused
         key = {"authorization": "Bearer k"}
         assert (await relays[0].ask({"url": "http://new:1"}, "/workers", headers=key)).status == 202
         assert len(relays[1].app.fleet.workers) == 3
