@@ -302,8 +302,9 @@ class Config:
             row.check(getattr(self, row.name), f"{type(self).__name__}()")
         if self.service_discovery and not self.selector:
             raise ConfigError("service_discovery: needs a selector, or every pod of the cluster would be a worker")
-        if self.selector and not self.service_discovery:
-            raise ConfigError("selector: finds nobody without service_discovery")
+        for name in ("selector", "service_discovery_namespace"):
+            if getattr(self, name) and not self.service_discovery:
+                raise ConfigError(f"{name}: finds nobody without service_discovery")
 
 
 #: Its rows.

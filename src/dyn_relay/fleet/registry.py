@@ -320,6 +320,18 @@ class Fleet:
         watch = self._watches.get(worker.id)
         return watch is not None and await watch.lives()
 
+    async def look(self) -> None:
+        """Ask all ready workers for a sign of life; one that gives none has failed."""
+
+        async def ask(worker: Worker) -> None:
+            if not await self.lives(worker):
+                self.report(worker, False, "no sign of life")
+
+        async with trio.open_nursery() as nursery:
+            for worker in self._workers.values():
+                if worker.state is State.READY:
+                    nursery.start_soon(ask, worker)
+
     async def relearn(self, workers: Iterable[Worker]) -> None:
         """Read the infos of those that listen again, unless that was done just now."""
         watches = [self._watches[one.id] for one in workers if one.state is not State.DEAD and one.id in self._watches]

@@ -23,8 +23,10 @@ from dyn_relay.relay.waiting import Unwanted, unless_gone
 
 T = TypeVar("T")
 
-#: Seconds between two looks at a fleet in which nobody can be asked, and before all of them are asked again, about.
-LOOK_INTERVAL, LAP_PAUSE = 0.5, 0.25
+#: Seconds between two looks at a fleet in which nobody can be asked.
+LOOK_INTERVAL = 0.5
+#: Seconds before all are asked again, about; doubled each time, so often.
+LAP_PAUSE, LONGER_PAUSES = 0.25, 3
 
 
 class Choice:
@@ -49,6 +51,8 @@ class Choice:
         self._between: trio.CancelScope | None = None
         #: Since when every worker that can be asked is busy.
         self._busy_since: float | None = None
+        #: How often all were asked since the last token.
+        self._laps = 0
 
     @property
     def proven(self) -> bool:
@@ -57,7 +61,7 @@ class Choice:
 
     def progressed(self, resumed_from: int) -> None:
         """A token has come, of an attempt that had so many before it."""
-        self._busy_since = None
+        self._busy_since, self._laps = None, 0
         self.recovery.over(resumed_from)
 
     def interrupt(self) -> None:
@@ -103,7 +107,9 @@ class Choice:
             if lap is None:
                 return self._back()
             self.budget = lap
-            await self.wait(partial(trio.sleep, LAP_PAUSE * self._context.rng.uniform(0.5, 1.5)))
+            pause = LAP_PAUSE * 2 ** min(self._laps, LONGER_PAUSES) * self._context.rng.uniform(0.5, 1.5)
+            self._laps += 1
+            await self.wait(partial(trio.sleep, pause))
 
     def _back(self) -> Target | None:
         """Who was to be relieved of the request, if it is still there: nobody else is, and it can go on with it."""

@@ -44,6 +44,7 @@ class Departures:
             with trio.move_on_after(after):
                 while fleet.leaving(worker):
                     await fleet.changed()
+            await fleet.look()  # nobody is to be moved to one that has died unnoticed
             while fleet.leaving(worker):
                 for request in [one for one in self._live if one.movable(worker)]:
                     place = self._permits.join()
