@@ -24,6 +24,7 @@ from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.discovery import catalog as discovery
 from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.worker import State
 from dyn_relay.formats import catalog
 from dyn_relay.http11.client import Pool
 from dyn_relay.http11.server import Limits, serve
@@ -81,15 +82,15 @@ class App:
             self._pool,
             rng=rng,
             on_poison=lambda event: self.metrics.poison_total(event).inc(),
-            on_move=lambda before, after: self.metrics.worker_transitions_total(before, after).inc(),
+            on_move=self._moved,
         )
+        self._permits = Turnstile(self._retry_limit)
         self.metrics.watch_fleet(self._samples)
         self.metrics.watch_policy(self.fleet.policy)
         self.discovery = Discovery(self.fleet, discovery.sources(config))
         self.metrics.watch_discovery(self.discovery.samples)
         self.live = LiveRequests(rng, alone=config.processes == 1)
         self._queue = Queue(config, self.metrics)
-        self._permits = Turnstile(self._retry_limit)
         self.metrics.retry_queue_depth.set_function(lambda: self._permits.waiting)
 
     async def serve(
@@ -141,6 +142,11 @@ class App:
             queue=self._queue,
             permits=self._permits,
         )
+
+    def _moved(self, before: State, after: State) -> None:
+        """A worker has another state."""
+        self.metrics.worker_transitions_total(before, after).inc()
+        self._permits.look()
 
     def _retry_limit(self) -> float:
         """Continuations that may wait for their first token at a time."""
