@@ -159,14 +159,14 @@ class Relay:
             self._context.metrics.requests_in_flight.dec()
             self._context.live.remove(request)
 
-    async def tell_all(self, request: Request, timeout: float) -> list[Said]:
-        """Hand a client's request on to every worker, and give what each said. `timeout` in seconds, for each."""
+    async def tell_all(self, request: Request, timeout: float, *, once: bool = True) -> list[Said]:
+        """Hand a client's request on to every worker, and give what each said: see `orders.tell_all`."""
         context = self._context
         target = f"{request.path.rstrip('/')}?{request.query}" if request.query else request.path.rstrip("/")
         content_type = get(request.headers, b"content-type") or b""
         order = Outbound(request.method, target, request.body, content_type)
         headers = native_headers(to_worker(request.headers, context.config))
-        return await tell_all(context, context.fleet.workers, order, headers, timeout)
+        return await tell_all(context, context.fleet.workers, order, headers, timeout, once=once)
 
     def pause(self) -> None:
         """From now on no attempt begins: requests wait for `go_on`. What was not sent yet is taken back."""
