@@ -10,7 +10,6 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import BinaryIO
 
 import pytest
@@ -26,6 +25,12 @@ PATIENCE = 120.0
 DROPPED = "dyn_relay_log_lines_dropped_total"
 
 several = pytest.mark.parametrize("processes", [1, 3])
+
+
+@pytest.fixture
+def full() -> Iterator[int]:
+    with open("/dev/full", "wb") as file:
+        yield file.fileno()
 
 
 @asynccontextmanager
@@ -116,7 +121,6 @@ async def test_its_reader_dies(processes):
 @several
 async def test_its_reader_stalls(processes):
     """From the start on. It gets all lines in the end."""
-    done = set()
     with pipe() as (reader, given):
         fill(given)
         async with serving(processes, given) as (worker, relay):
@@ -125,9 +129,8 @@ async def test_its_reader_stalls(processes):
                 await refuse(relay)
                 await alive(relay)
             await finish(worker, streams)
-            for request, _ in streams:
-                done.add((await row(reader, outcome="done"))["rid"])
-            assert done == {request["rid"] for request, _ in streams}
+            ended = {(await row(reader, outcome="done"))["rid"] for _ in streams}
+            assert ended == {request["rid"] for request, _ in streams}
             await stop(relay)
 
 
@@ -141,14 +144,13 @@ async def test_it_stops_before_a_reader_that_stalls(processes):
 
 
 @several
-async def test_its_disk_is_full(processes):
-    with Path("/dev/full").open("wb") as full:
-        async with serving(processes, full.fileno()) as (worker, relay):
-            streams = await live_streams(worker, relay)
-            while not await dropped(relay, processes):
-                await refuse(relay)
-            await finish(worker, streams)
-            await stop(relay)
+async def test_its_disk_is_full(processes, full):
+    async with serving(processes, full) as (worker, relay):
+        streams = await live_streams(worker, relay)
+        while not await dropped(relay, processes):
+            await refuse(relay)
+        await finish(worker, streams)
+        await stop(relay)
 
 
 async def test_its_file_reaches_a_limit_that_is_lifted(tmp_path):
@@ -200,11 +202,10 @@ async def test_a_process_is_replaced_while_the_log_stalls():
 
 @several
 @pytest.mark.parametrize("what", ["gone", "full", "stalled", "closed"])
-async def test_nobody_is_told_where_it_listens(processes, what):
+async def test_nobody_is_told_where_it_listens(processes, what, full):
     with (
         socket.socket() as reserved,
         pipe() as (reader, given),
-        Path("/dev/full").open("wb") as full,
         trio.fail_after(PATIENCE),
     ):
         # Bound but not listening: nobody else gets the port, and the proxy does.

@@ -56,8 +56,12 @@ def test_a_host_that_has_no_address_is_named(processes, host):
     assert "Traceback" not in done.stderr
 
 
-def test_a_trace_file_that_cannot_be_opened_is_named(tmp_path):
-    flags = ["--port", "0", "--trace-file", str(tmp_path / "no" / "trace")]
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_trace_file_that_cannot_be_opened_is_named(processes, tmp_path):
+    """Also by a process that ends at once: what it has to say is written first."""
+    flags = ["--port", "0", "--processes", processes, "--trace-file", str(tmp_path / "no" / "trace")]
     done = subprocess.run([*RELAY, "serve", *flags], capture_output=True, text=True, env=ENV, check=False)
     assert done.returncode == 1
+    started = done.stderr.count("process started") if processes == "2" else 1
+    assert done.stderr.count("cannot start") == started
     assert f"option='trace_file {tmp_path}/no/trace'" in done.stderr + done.stdout
