@@ -110,6 +110,13 @@ class Fleet:
             return None
         return next((worker for worker in self._workers.values() if worker.origin == origin), None)
 
+    def is_name_of(self, name: str, url: str) -> bool:
+        """Would a worker at the URL have this id? Ids that are counted are nobody's beforehand."""
+        try:
+            return self.config.processes > 1 and self._name(Origin.parse(url)) == name
+        except ValueError:
+            return False
+
     def add(self, url: str, by: str = HAND) -> Worker:
         """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL.
 
@@ -199,7 +206,7 @@ class Fleet:
     def has_room(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> bool:
         """Would `pick` find a target at a worker that is well?"""
         for worker in self._workers.values():
-            well = worker.state is State.READY and worker.standing is Standing.KNOWN and not worker.locked
+            well = worker.state is State.READY and worker.standing is not Standing.AWAY and not worker.locked
             usable = well and worker.id not in exclude and accept(worker)
             if usable and any(target.id not in exclude for target in worker.targets):
                 return True
@@ -351,7 +358,9 @@ class Fleet:
         return self.policy.choose(targets, ask)
 
     def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool], ask: Ask) -> list[Worker]:
-        usable = [w for w in self._workers.values() if w.id not in exclude and accept(w)]
+        usable = [w for w in self._workers.values() if accept(w)]
+        if exclude:
+            usable = [w for w in usable if w.id not in exclude and any(one.id not in exclude for one in w.targets)]
         usable = [worker for worker in usable if not worker.locked] or usable
         found: list[list[Worker]] = [[] for _ in TIERS]
         ready, known, first = State.READY, Standing.KNOWN, found[0]  # by name: it is every request's path

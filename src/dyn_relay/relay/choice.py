@@ -23,8 +23,8 @@ from dyn_relay.relay.waiting import Unwanted, unless_gone
 
 T = TypeVar("T")
 
-#: Seconds between two looks at a fleet in which nobody can be asked.
-LOOK_INTERVAL = 0.5
+#: Seconds between two looks at a fleet in which nobody can be asked, and before all of them are asked again, about.
+LOOK_INTERVAL, LAP_PAUSE = 0.5, 0.25
 
 
 class Choice:
@@ -37,8 +37,9 @@ class Choice:
         self.recovery = Recovery(context)
         #: What is left of its tries; a new value after each failure.
         self.budget = AttemptBudget(context.config.migration_limit)
-        #: The worker that the request was judged by.
+        #: The worker that the request was judged by, and the one from which it was moved last.
         self.first: Worker | None = None
+        self.left: Worker | None = None
         self._context = context
         self._exchange = exchange
         self._client = client
@@ -95,13 +96,19 @@ class Choice:
                 continue
             if not excluded:
                 if not self._patient():
-                    return None
+                    return self._back()
                 await self.wait(partial(trio.sleep, LOOK_INTERVAL))
                 continue
             lap = self.budget.lap() or (self.budget.again() if self._patient() else None)
             if lap is None:
-                return None
+                return self._back()
             self.budget = lap
+            await self.wait(partial(trio.sleep, LAP_PAUSE * self._context.rng.uniform(0.5, 1.5)))
+
+    def _back(self) -> Target | None:
+        """Who was to be relieved of the request, if it is still there: nobody else is, and it can go on with it."""
+        left, self.left = self.left, None
+        return left.targets[0] if left is not None and self._context.fleet.leaving(left) else None
 
     async def _pick(self) -> Target | None:
         """One that has all that is asked for; if the fleet has none, any that may: its own answer will say so."""
@@ -125,9 +132,12 @@ class Choice:
                 await self.wait(fleet.changed)
 
     def _patient(self) -> bool:
-        """Tokens are at stake, or we took it away, and some worker is only busy: is there still time to ask again?"""
+        """Is there still time to ask again?
+
+        Tokens are at stake and some worker is only busy, or we took it from a worker that would have gone on.
+        """
         now = trio.current_time()
-        if not (self._exchange.delivered or self.budget.moved) or not self.budget.busy:
+        if not (self._exchange.delivered and self.budget.busy) and not self.budget.moved:
             return False
         if self._busy_since is None:
             self._busy_since = now

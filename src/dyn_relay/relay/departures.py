@@ -52,7 +52,11 @@ class Departures:
                     except trio.Cancelled:
                         place.leave()
                         raise
+                    if not fleet.leaving(worker):
+                        place.leave()
+                        break
                     request.move(worker, place)
-                await fleet.changed()  # what stays may find a worker then
+                if fleet.leaving(worker):
+                    await fleet.changed()  # what stays may find a worker then
         if self._scopes.get(worker.id) is scope:
             del self._scopes[worker.id]
