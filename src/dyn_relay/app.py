@@ -61,6 +61,7 @@ class App:
         self._pages = Pages(siblings.directory, siblings.number, siblings.count) if siblings else None
         self.draining = trio.Event()
         self.metrics = Metrics()
+        self.metrics.watch_log(logs.dropped)
         self._network = network
         self._wall = wall
         rng = random.Random(config.seed)
@@ -221,7 +222,7 @@ async def run(config: Config, seat: Seat | None = None) -> int:
                 listener = await network.listen(config.host, config.port, shared=seat is not None)
                 if seat is None:
                     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                        print(f"listening on {location(listener.host, listener.port)}", flush=True)
+                        logs.say(f"listening on {location(listener.host, listener.port)}")
                         return await _serve_until_told(App(config, network), listener, trace, SignalOrders(signals))
                 others = Siblings(
                     network.unix(seat.directory),
@@ -232,7 +233,7 @@ async def run(config: Config, seat: Seat | None = None) -> int:
                 )
                 app = App(config, network, siblings=others)
                 return await _serve_until_told(app, listener, trace, seat.orders, seat.listening)
-        except OSError as exc:
+        except (OSError, UnicodeError) as exc:  # the latter: a host name that cannot be encoded
             log.error("cannot start", option=option, error=str(exc))
             return 1
 
