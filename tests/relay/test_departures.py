@@ -31,6 +31,17 @@ def permits(w):
     return w.app._permits.inside, w.app._permits.waiting
 
 
+def dies_after_the_look(w, worker, monkeypatch):
+    """It answers when it is asked for a sign of life, and is gone when requests come."""
+    look = w.app.fleet.look
+
+    async def look_too_early():
+        await look()
+        worker.kill()
+
+    monkeypatch.setattr(w.app.fleet, "look", look_too_early)
+
+
 async def test_nobody_is_moved_to_one_that_has_died_unnoticed(autojump_clock):
     """A17: the only other worker is dead, and no probe has seen it yet: the stream stays, and is whole."""
     async with world(options=SLOW, policy="round_robin", health_check_interval_secs=1000) as w:
@@ -50,13 +61,8 @@ async def test_nobody_is_moved_to_one_that_has_died_unnoticed(autojump_clock):
 async def test_who_finds_nobody_goes_back(autojump_clock, monkeypatch):
     """A17: the other worker dies after it was looked at, and the first one is still there, since something stays."""
     async with world(options=SLOW, policy="round_robin", busy_patience_secs=5) as w:
-        look, answers = w.app.fleet.look, []
-
-        async def look_too_early():
-            await look()
-            w.workers[1].kill()
-
-        monkeypatch.setattr(w.app.fleet, "look", look_too_early)
+        answers = []
+        dies_after_the_look(w, w.workers[1], monkeypatch)
         async with trio.open_nursery() as clients:
             clients.start_soon(asking, w, answers)
             await until(lambda: w.workers[0].live)
@@ -71,6 +77,23 @@ async def test_who_finds_nobody_goes_back(autojump_clock, monkeypatch):
         moved = next(each for each in attempts(w) if len(each) > 1)
         assert (moved[0], moved[-1]) == (("w1", "moved"), ("w1", None))
         assert {cause for _, cause in moved[1:-1]} == {"connect"}
+
+
+async def test_who_finds_nobody_and_cannot_go_back_waits(autojump_clock, monkeypatch):
+    """A17: the same, but the first worker is gone with it, and the other one is back within --busy-patience-secs."""
+    settings = {"policy": "round_robin", "migration_limit": 1, "busy_patience_secs": 20}
+    async with world(options=SLOW, **settings) as w:
+        answers = []
+        dies_after_the_look(w, w.workers[1], monkeypatch)
+        async with trio.open_nursery() as clients:
+            clients.start_soon(asking, w, answers)
+            await until(lambda: w.workers[0].live)
+            await order(w, "/workers/w1/drain?after=0")
+            await until(lambda: w.app.fleet.get("w1") is None)
+            await trio.sleep(10)
+            await w.workers[1].restart()
+        await w.quiet()
+        assert answers == [[]]
 
 
 async def test_those_that_serve_for_want_of_others_are_moved_to(autojump_clock):
@@ -173,6 +196,7 @@ async def test_who_has_ended_before_its_turn_needs_no_permit(autojump_clock):
             clients.start_soon(asking, w, answers, 60)
             await until(lambda: w.workers[0].live == 1)
             clients.start_soon(asking, w, answers, 20)
+            await until(lambda: w.workers[0].live == 2)
             clients.start_soon(asking, w, answers, 61)
             await until(lambda: w.workers[0].live == 3)
             await order(w, "/workers", {"url": w.workers[1].url})
