@@ -40,7 +40,7 @@ class Pages:
         self._directory = directory
 
     def keep(self, page: bytes) -> None:
-        """This is told now. A page that cannot be written down is missing once the process is, and no more than that."""
+        """This is told now. A page that cannot be written down will be missing once the process is."""
         draft = self._directory / f".{self.name}"
         try:
             draft.write_bytes(page)
