@@ -127,6 +127,11 @@ class App:
                     siblings.close()
             background.cancel_scope.cancel()
 
+    def drain(self) -> None:
+        """Accept nothing new. A pause is over: nobody could end it any more, and paused workers hold what they get."""
+        self.draining.set()
+        self.fleet.pause(False)
+
     def _context(self, trace: TraceFile | None, chores: trio.Nursery) -> Context:
         return Context(
             config=self.config,
@@ -256,7 +261,7 @@ async def _serve_until_told(
             await orders.drain()
             grace = app.config.shutdown_grace_period_secs
             log.info("draining", live=len(app.live), grace=grace)
-            app.draining.set()
+            app.drain()
             with trio.move_on_after(grace):
                 await orders.end()
             log.warning("ending live requests", live=len(app.live))

@@ -10,7 +10,7 @@ import trio
 from dyn_relay.app import App
 from dyn_relay.config import Config
 from dyn_relay.control.siblings import Siblings
-from dyn_relay.control.totals import summed
+from dyn_relay.control.totals import Pages, summed
 from dyn_testkit.background import background
 from dyn_testkit.client import fetch
 from dyn_testkit.faults import RESET, STALL, Fault, FaultPlan, at_token, every
@@ -440,3 +440,10 @@ g{y="a b"} 2.0
         'g{y="a b"}': 4,
         'g{y="c"}': 2,
     }
+
+
+def test_a_page_that_cannot_be_kept_is_told_all_the_same(tmp_path):
+    """The disk is full, say: nobody's scrape fails for it."""
+    pages = Pages(tmp_path / "gone", 0, 1)
+    pages.keep(b"a 1\n")
+    assert b"process_up" in pages.total({pages.name: b"a 1\n"})
