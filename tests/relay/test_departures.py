@@ -252,3 +252,20 @@ async def test_a_continuation_that_is_moved_on_has_one_permit(autojump_clock):
         assert answers == [[]]
         assert attempts(w) == [[("w1", "cut"), ("w2", "moved"), ("w3", None)]]
         assert permits(w) == (0, 0)
+
+
+async def test_who_has_a_permit_needs_no_second_one(autojump_clock):
+    """It waits for its first token at the worker that leaves, which gives none."""
+    silent = FaultPlan.of(Fault(at_token(0), STALL, every))
+    plans = [FaultPlan.in_order([(at_token(3), KILL_WORKER)]), silent, None]
+    async with world(plans=plans, options=SLOW, policy="round_robin", retry_permits=1, stall_timeout_secs=0) as w:
+        answers = []
+        async with trio.open_nursery() as clients:
+            clients.start_soon(asking, w, answers)
+            await silent.fired()
+            await until(lambda: w.app.fleet.workers[0].state == "dead")
+            await order(w, "/workers/w2/drain?after=0")
+            await until(lambda: w.workers[2].live)
+        await w.quiet()
+        assert answers == [[]]
+        assert permits(w) == (0, 0)
