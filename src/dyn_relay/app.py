@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import structlog
 import trio
@@ -14,7 +18,13 @@ import trio
 from dyn_relay.config import Config
 from dyn_relay.control.endpoints import Endpoints
 from dyn_relay.control.routes import Door
+from dyn_relay.control.siblings import Siblings
+from dyn_relay.control.told import learn
+from dyn_relay.control.totals import Pages
+from dyn_relay.fleet.discovery import catalog as discovery
+from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.worker import State
 from dyn_relay.formats import catalog
 from dyn_relay.http11.client import Pool
 from dyn_relay.http11.server import Limits, serve
@@ -24,9 +34,12 @@ from dyn_relay.observe.metrics import Metrics, WorkerSample, watch_loop_lag
 from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.context import Context
+from dyn_relay.relay.departures import Departures
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.orders import ORDER_TIMEOUT
+from dyn_relay.relay.queue import Queue
 from dyn_relay.relay.service import Relay
+from dyn_relay.relay.turnstile import Turnstile
 from dyn_relay.sockets import open_network
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("app")
@@ -35,10 +48,20 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("app")
 class App:
     """One proxy on one network. `draining` makes `serve` refuse new connections, and return once all is answered."""
 
-    def __init__(self, config: Config, network: Network, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        config: Config,
+        network: Network,
+        wall: Callable[[], float] = time.time,
+        siblings: Siblings | None = None,
+    ) -> None:
+        """`siblings`: the other processes, if it is one of several."""
         self.config = config
+        self._siblings = siblings
+        self._pages = Pages(siblings.directory, siblings.number, siblings.count) if siblings else None
         self.draining = trio.Event()
         self.metrics = Metrics()
+        self.metrics.watch_log(logs.dropped)
         self._network = network
         self._wall = wall
         rng = random.Random(config.seed)
@@ -60,9 +83,16 @@ class App:
             self._pool,
             rng=rng,
             on_poison=lambda event: self.metrics.poison_total(event).inc(),
+            on_move=self._moved,
         )
+        self._permits = Turnstile(self._retry_limit)
         self.metrics.watch_fleet(self._samples)
-        self.live = LiveRequests(rng)
+        self.metrics.watch_policy(self.fleet.policy)
+        self.discovery = Discovery(self.fleet, discovery.sources(config))
+        self.metrics.watch_discovery(self.discovery.samples)
+        self.live = LiveRequests(rng, alone=config.processes == 1)
+        self._queue = Queue(config, self.metrics)
+        self.metrics.retry_queue_depth.set_function(lambda: self._permits.waiting)
 
     async def serve(
         self,
@@ -71,15 +101,21 @@ class App:
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serve on `listener` until `draining` is set and the last request has ended; then both are closed."""
-        config = self.config
-        for url in config.worker_urls:
-            self.fleet.add(url)
+        config, siblings = self.config, self._siblings
         async with trio.open_nursery() as background:
             await background.start(self.fleet.run)
             try:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
-                    door = Door(config, Endpoints(self.fleet, relay, self.metrics, self.draining), relay)
+                    departures = Departures(self.fleet, self.live, self._permits, Chores(background))
+                    parts = self.fleet, self.discovery, relay, self.metrics, self.draining, departures
+                    door = Door(config, Endpoints(*parts, self._pages, siblings), relay, siblings)
+                    if siblings is not None:
+                        background.start_soon(_answer_siblings, await siblings.listen(), door)
+                        if siblings.replacement and (told := await siblings.told()) is not None:
+                            learn(told, self.fleet, self.discovery)
+                    await background.start(self.discovery.run)
+                    door.settled.set()
                     task_status.started()
                     await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
                     # The last requests may have left workers that still have to be told.
@@ -87,7 +123,14 @@ class App:
             finally:
                 listener.close()
                 self._pool.close()
+                if siblings is not None:
+                    siblings.close()
             background.cancel_scope.cancel()
+
+    def drain(self) -> None:
+        """Accept nothing new. A pause is over: nobody could end it any more, and paused workers hold what they get."""
+        self.draining.set()
+        self.fleet.pause(False)
 
     def _context(self, trace: TraceFile | None, chores: trio.Nursery) -> Context:
         return Context(
@@ -102,7 +145,18 @@ class App:
             rng=self._rng,
             wall=self._wall,
             chores=Chores(chores),
+            queue=self._queue,
+            permits=self._permits,
         )
+
+    def _moved(self, before: State, after: State) -> None:
+        """A worker has another state."""
+        self.metrics.worker_transitions_total(before, after).inc()
+        self._permits.look()
+
+    def _retry_limit(self) -> float:
+        """Continuations that may wait for their first token at a time."""
+        return self.config.retry_permits * max(1, self.fleet.ready) or math.inf
 
     def _limits(self) -> Limits:
         return Limits(max_body=self.config.max_payload_size, idle_timeout=self.config.keep_alive_timeout_secs)
@@ -111,47 +165,113 @@ class App:
         return [(worker.id, worker.state.value, worker.in_flight) for worker in self.fleet.workers]
 
 
+async def _answer_siblings(listener: Listener, door: Door) -> None:
+    """Until the end: also what drains has metrics, and requests that can be aborted."""
+    try:
+        await serve(listener, door.inner, Limits(), draining=trio.Event(), on_error=_report)
+    finally:
+        listener.close()
+
+
 def _report(exc: Exception) -> None:
     log.error("a request failed because of a defect of the proxy", exc_info=exc)
 
 
-async def run(config: Config) -> int:
-    """Serve on real sockets until SIGTERM or SIGINT; returns the exit code.
+class Orders(Protocol):
+    """When to stop."""
 
-    The first signal drains: nothing new is accepted, live requests go on for the grace period. The second ends them.
-    """
-    logs.setup(config.log_level, config.log_json)
+    async def drain(self) -> None:
+        """Return when nothing new is to be accepted; live requests go on for the grace period."""
+
+    async def end(self) -> None:
+        """Return when these, too, are to end."""
+
+
+class SignalOrders:
+    """The first signal drains, the second ends."""
+
+    def __init__(self, signals: AsyncIterator[int]) -> None:
+        self._signals = signals
+
+    async def drain(self) -> None:
+        """A first signal."""
+        await anext(self._signals)
+
+    async def end(self) -> None:
+        """A second one."""
+        await anext(self._signals)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What one of several processes of a proxy is given by their supervisor."""
+
+    number: int
+    #: For the private sockets and pages of all.
+    directory: Path
+    #: It takes the place of one that has died.
+    replacement: bool
+    orders: Orders
+    #: Called once it listens.
+    listening: Callable[[], object]
+
+
+async def run(config: Config, seat: Seat | None = None) -> int:
+    """Serve on real sockets until told to stop: by SIGTERM or SIGINT, or from its `seat`. Returns the exit code."""
+    logs.setup(config.log_level, config.log_json, process=seat.number if seat else None)
     async with open_network() as network:
         option = f"trace_file {config.trace_file}"
         try:
             with TraceFile(config.trace_file) if config.trace_file else nullcontext() as trace:
                 option = f"host {config.host}, port {config.port}"
-                listener = await network.listen(config.host, config.port)
-                host = f"[{listener.host}]" if ":" in listener.host else listener.host
-                print(f"listening on http://{host}:{listener.port}", flush=True)
-                return await _serve_until_told(App(config, network), listener, trace)
-        except OSError as exc:
+                listener = await network.listen(config.host, config.port, shared=seat is not None)
+                if seat is None:
+                    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                        logs.say(f"listening on {location(listener.host, listener.port)}")
+                        return await _serve_until_told(App(config, network), listener, trace, SignalOrders(signals))
+                others = Siblings(
+                    network.unix(seat.directory),
+                    seat.number,
+                    config.processes,
+                    seat.directory,
+                    replacement=seat.replacement,
+                )
+                app = App(config, network, siblings=others)
+                return await _serve_until_told(app, listener, trace, seat.orders, seat.listening)
+        except (OSError, UnicodeError) as exc:  # the latter: a host name that cannot be encoded
             log.error("cannot start", option=option, error=str(exc))
             return 1
 
 
-async def _serve_until_told(app: App, listener: Listener, trace: TraceFile | None) -> int:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with trio.open_nursery() as nursery:
+def location(host: str, port: int) -> str:
+    """The URL of an address."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-            async def obey() -> None:
-                await anext(signals)
-                grace = app.config.shutdown_grace_period_secs
-                log.info("draining", live=len(app.live), grace=grace)
-                app.draining.set()
-                with trio.move_on_after(grace):
-                    await anext(signals)
-                log.warning("ending live requests", live=len(app.live))
-                nursery.cancel_scope.cancel()
 
-            nursery.start_soon(obey)
-            nursery.start_soon(watch_loop_lag, app.metrics)
-            await app.serve(listener, trace)
+async def _serve_until_told(
+    app: App,
+    listener: Listener,
+    trace: TraceFile | None,
+    orders: Orders,
+    listening: Callable[[], object] = lambda: None,
+) -> int:
+    async with trio.open_nursery() as nursery:
+
+        async def obey() -> None:
+            await orders.drain()
+            grace = app.config.shutdown_grace_period_secs
+            log.info("draining", live=len(app.live), grace=grace)
+            app.drain()
+            with trio.move_on_after(grace):
+                await orders.end()
+            log.warning("ending live requests", live=len(app.live))
             nursery.cancel_scope.cancel()
-            return 0
+
+        nursery.start_soon(obey)
+        nursery.start_soon(watch_loop_lag, app.metrics)
+        async with trio.open_nursery() as serving:
+            await serving.start(app.serve, listener, trace)
+            listening()
+        nursery.cancel_scope.cancel()
+        return 0
     return 1

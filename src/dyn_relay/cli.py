@@ -52,7 +52,7 @@ def _flag(option: Option) -> click.Option:
     text += f"  [{option.env}{f'; default: {default}' if default else ''}]"
     if option.switch:
         return click.Option([f"{option.flag}/--no-{option.flag[2:]}"], is_flag=True, default=None, help=text)
-    metavar = option.kind.metavar
+    metavar = option.metavar or option.kind.metavar
     return click.Option([option.flag], multiple=option.many, default=None, metavar=metavar, help=text)
 
 
@@ -73,6 +73,10 @@ def _with_options(run: Callable[[Loaded], None], name: str, text: str) -> click.
 
 
 def _serve(loaded: Loaded) -> None:
+    if loaded.config.processes > 1:
+        from dyn_relay.supervisor import supervise
+
+        raise SystemExit(supervise(loaded.config))
     import trio
 
     from dyn_relay.app import run

@@ -9,6 +9,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import trio
 
@@ -211,12 +212,13 @@ class TLSConnection:
 
 
 class SocketListener:
-    """A listening TCP socket."""
+    """A listening socket."""
 
-    def __init__(self, sock: trio.socket.SocketType, pump: Pump) -> None:
+    def __init__(self, sock: trio.socket.SocketType, pump: Pump, host: str, port: int) -> None:
         self._sock = sock
         self._pump = pump
-        self.host, self.port = sock.getsockname()[:2]
+        self.host = host
+        self.port = port
 
     async def accept(self) -> Connection:
         while True:
@@ -231,7 +233,7 @@ class SocketListener:
                 if exc.errno == errno.EBADF:
                     raise trio.ClosedResourceError("the listener is closed") from None
                 raise
-            return _adopt(accepted, self._pump, f"{address[0]}:{address[1]}")
+            return _adopt(accepted, self._pump, f"{address[0]}:{address[1]}" if address else self.host)
 
     def close(self) -> None:
         self._sock.close()
@@ -263,17 +265,20 @@ class SocketNetwork:
             raise
         return TLSConnection(secure, self._pump, peer)
 
-    async def listen(self, host: str, port: int) -> Listener:
+    async def listen(self, host: str, port: int, *, shared: bool = False) -> Listener:
+        """`shared`: with other processes of this user that say so, too; Linux spreads the connections over them."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = trio.socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             await sock.bind((host, port))
             sock.listen(4096)
         except BaseException:
             sock.close()
             raise
-        return SocketListener(sock, self._pump)
+        return SocketListener(sock, self._pump, *sock.getsockname()[:2])
 
     async def relay(self, source: Connection, sink: Sink, transform: Transform) -> Ended:
         if isinstance(source, SocketConnection) and isinstance(sink, SocketConnection):
@@ -282,6 +287,46 @@ class SocketNetwork:
             if source.closed:
                 return Ended.SOURCE_BROKEN
             return await self._pump.relay(source, sink, transform)
+        return await relay_loop(source, sink, transform)
+
+    def unix(self, directory: Path) -> UnixNetwork:
+        """The sockets of a directory."""
+        return UnixNetwork(directory, self._pump)
+
+
+class UnixNetwork:
+    """Unix sockets in one directory: a host is a file's name, and ports mean nothing. Implements `net.Network`."""
+
+    def __init__(self, directory: Path, pump: Pump) -> None:
+        self._directory = directory
+        self._pump = pump
+
+    async def connect(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> Connection:
+        sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            await sock.connect(str(self._directory / host))
+        except OSError as exc:
+            sock.close()
+            raise ConnectFailed(f"{host}: {describe(exc)}") from exc
+        except BaseException:
+            sock.close()
+            raise
+        return _adopt(sock, self._pump, host)
+
+    async def listen(self, host: str, port: int) -> Listener:
+        """What listened there before must be dead: its file is replaced."""
+        path = self._directory / host
+        path.unlink(missing_ok=True)
+        sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            await sock.bind(str(path))
+            sock.listen(128)
+        except BaseException:
+            sock.close()
+            raise
+        return SocketListener(sock, self._pump, host, port)
+
+    async def relay(self, source: Connection, sink: Sink, transform: Transform) -> Ended:
         return await relay_loop(source, sink, transform)
 
 
@@ -342,5 +387,6 @@ def _adopt(sock: trio.socket.SocketType, pump: Pump, peer: str) -> SocketConnect
     """Take a connected socket out of trio's wrapper: the pump does its own non-blocking calls."""
     raw = socket.socket(fileno=sock.detach())
     raw.setblocking(False)
-    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if raw.family != socket.AF_UNIX:
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return SocketConnection(raw, pump, peer)

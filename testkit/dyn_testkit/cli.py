@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from typing import Any, cast
 
 import click
+import msgspec
 import trio
 
 from dyn_relay.sockets import open_network
@@ -16,6 +18,7 @@ from dyn_testkit.tokenizer import PLAIN, TOKENIZERS, Tokenizer
 
 try:
     from dyn_testkit.worker import Dialect, MockWorker, WorkerOptions
+    from dyn_testkit.worker.kv_cache import KvOptions
 except ModuleNotFoundError as missing:
     if missing.name != "h11":  # the only package that the proxy itself does without
         raise
@@ -50,11 +53,23 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def _kv_options(text: str) -> KvOptions:
+    given = _json_object(text)
+    unknown = sorted(given.keys() - KV_KEYS)
+    if unknown:
+        raise click.BadParameter(f"{unknown[0]!r}: no such option; there are {', '.join(KV_KEYS)}")
+    try:
+        return msgspec.convert(given, KvOptions)
+    except msgspec.ValidationError as exc:
+        raise click.BadParameter(f"{text!r}: {exc}") from None
+
+
 def tokenizer_of(with_tokenizer: bool, name: str | None) -> Tokenizer | None:
     """The tokenizer that these two options say; None: it is skipped. A name is enough."""
     return TOKENIZERS[name or "plain"] if with_tokenizer or name else None
 
 
+KV_KEYS = tuple(field.name for field in dataclasses.fields(KvOptions))
 _AT_LEAST_0, _AT_LEAST_1, _SECONDS = click.IntRange(0), click.IntRange(1), click.FloatRange(0)
 
 
@@ -93,6 +108,12 @@ _AT_LEAST_0, _AT_LEAST_1, _SECONDS = click.IntRange(0), click.IntRange(1), click
     default=0.0,
     show_default=True,
     help="Silence between a poisonous request and death.",
+)
+@click.option(
+    "--kv-events",
+    type=_kv_options,
+    metavar="JSON",
+    help="Publish the prefix cache over ZeroMQ; an object with any of " + ", ".join(KV_KEYS) + ".",
 )
 @click.option("--exact-abort", is_flag=True, help="/abort_request matches whole rids only.")
 @click.option(

@@ -91,10 +91,11 @@ _CONNECTION_KINDS = frozenset({Kind.RESET, Kind.CLOSE, Kind.STALL, Kind.KILL_WOR
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """What happens; `code` is the status of `STATUS` and `ABORT_EVENT`."""
+    """What happens; `code` is the status of `STATUS` and `ABORT_EVENT`, `retry_after` the header of the former."""
 
     kind: Kind
     code: int | None = None
+    retry_after: str | None = None
 
 
 RESET = What(Kind.RESET)
@@ -106,9 +107,9 @@ EMPTY_200 = What(Kind.EMPTY_200)
 COMMENTS_ONLY = What(Kind.COMMENTS_ONLY)
 
 
-def status(code: int) -> What:
+def status(code: int, retry_after: str | None = None) -> What:
     """An HTTP error with this status."""
-    return What(Kind.STATUS, code)
+    return What(Kind.STATUS, code, retry_after)
 
 
 def abort_event(code: int | None) -> What:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import captured
@@ -206,10 +207,17 @@ def test_a_killed_engine_leaves_whole_events(name: str) -> None:
     assert sent["sampling_params"]["max_new_tokens"] == asked["sampling_params"]["max_new_tokens"] - last
 
 
-@pytest.mark.parametrize(("folder", "text"), [("cumulative", False), ("tokenizer", True)])
-def test_traits(folder: str, text: bool) -> None:
+@pytest.mark.parametrize(
+    ("folder", "text", "epoch"),
+    [
+        ("cumulative", False, "878625594 4.030382057999759"),
+        ("tokenizer", True, "521669857 1.4787241840003844"),
+    ],
+)
+def test_traits(folder: str, text: bool, epoch: str) -> None:
+    """They tell one process from the next, too."""
     infos = {f"/{name}": captured.wire(f"{folder}/info_{name}").body for name in ("model_info", "server_info")}
     traits = SglangFormat().traits(infos)
     found = Traits("0.5.23", "models/qwen3-fp32", "default", text, False, {}, 2042, False, False, False)
-    assert traits == found
+    assert traits == replace(found, dp_size=1, epoch=epoch)
     assert SglangFormat().traits({}) == UNKNOWN

@@ -21,6 +21,7 @@ from typing import Any
 import click
 import msgspec
 import trio
+from kv import kv_events
 from lab import FLAVOURS, Lab, flush
 from rich.console import Console
 
@@ -332,6 +333,7 @@ CASES: dict[str, Callable[[Lab, Outcome], Awaitable[None]]] = {
     "kill-group": partial(_death, name="kill-group", strike=_kill_group),
     "kill-twice": kill_twice,
     "poison": poison,
+    "kv-events": kv_events,
     "twenty-kills": twenty_kills,
 }
 

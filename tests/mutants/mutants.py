@@ -31,13 +31,13 @@ MUTANTS = (
     Mutant(
         "dropped last token",
         "formats/sglang/exchange.py",
-        "if request.max_new_tokens is not None and len(ids) >= request.max_new_tokens:",
-        "if request.max_new_tokens is not None and len(ids) >= request.max_new_tokens - 1:",
+        "self._request.max_new_tokens is not None and tokens >= self._request.max_new_tokens:",
+        "self._request.max_new_tokens is not None and tokens >= self._request.max_new_tokens - 1:",
     ),
     Mutant(
         "wrong exclusion",
         "relay/budget.py",
-        "excluded=self.excluded | {failure.worker},",
+        "excluded=self.excluded | {failure.worker} if failure.rule.avoids else self.excluded,",
         "excluded=self.excluded,",
     ),
     Mutant(

@@ -36,10 +36,10 @@ class Child:
 
 
 @asynccontextmanager
-async def started(command: list[str], *args: object) -> AsyncIterator[Child]:
+async def started(command: list[str], *args: object, stderr: int = subprocess.DEVNULL) -> AsyncIterator[Child]:
     """A process, once it has printed where it listens; killed at the end of the block."""
     argv = [*command, *map(str, args)]
-    process = await trio.lowlevel.open_process(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENV)
+    process = await trio.lowlevel.open_process(argv, stdout=subprocess.PIPE, stderr=stderr, env=ENV)
     try:
         assert process.stdout is not None
         said = b""
@@ -66,10 +66,10 @@ class Call:
         self._wire = b""
 
     @classmethod
-    async def post(cls, child: Child, body: dict[str, Any], path: str = "/generate") -> Call:
+    async def post(cls, child: Child, body: dict[str, Any], path: str = "/generate", method: str = "POST") -> Call:
         data = json.dumps(body).encode()
         call = cls(await trio.open_tcp_stream("127.0.0.1", child.port))
-        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n"
         await call._stream.send_all(head.encode() + b"content-type: application/json\r\n\r\n" + data)
         return call
 

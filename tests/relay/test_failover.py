@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 
 import pytest
 import trio
 
+from dyn_relay.relay.budget import BACKOFF_CAP, AttemptBudget
+from dyn_relay.relay.failure import Failure, Kind, Phase
 from dyn_testkit import faults
 from dyn_testkit.faults import CLOSE, EMPTY_200, KILL_WORKER, RESET, STALL, FaultPlan, at_token, every, first, status
 from dyn_testkit.worker import WorkerOptions
@@ -81,14 +85,16 @@ async def test_the_limit_names_every_failure(autojump_clock):
 
 @BOTH
 async def test_busy_moves_on_without_a_mark(autojump_clock, stream):
-    """A8: 503 on w1 -> w2 at once; w1 stays healthy, no migration is counted, the limit is not touched."""
+    """A8: 503 on w1 -> w2 at once; w1 is busy, and healthy, no migration is counted, the limit is not touched."""
     plan = FaultPlan.of(faults.Fault(faults.AT_HEAD, status(503), every))
     async with world(plans=[plan, None], policy="round_robin", migration_limit=1) as w:
         for _ in range(4):
             response = await w.ask(generate(stream=stream))
             assert judged(response, generate(stream=stream), ORACLE) == []
-        assert [worker.state for worker in w.app.fleet.workers] == ["ready", "ready"]
-        assert w.metric('dyn_relay_attempts_total{outcome="busy"}') >= 2
+        assert [worker.state for worker in w.app.fleet.workers] == ["busy", "ready"]
+        assert all(worker["is_healthy"] for worker in (await w.ask(None, "/workers")).json()["workers"])
+        assert w.metric('dyn_relay_attempts_total{outcome="busy"}') == 1  # left alone for a second
+        assert w.metric('dyn_relay_migrations_total{reason="busy"}') == 0
 
 
 async def test_when_all_are_busy_the_engine_speaks(autojump_clock):
@@ -98,7 +104,32 @@ async def test_when_all_are_busy_the_engine_speaks(autojump_clock):
         response = await w.ask(generate(stream=False))
         assert response.status == 503
         assert response.json()["message"] == "Injected status 503"
-        assert [worker.state for worker in w.app.fleet.workers] == ["ready", "ready"]
+        assert [worker.state for worker in w.app.fleet.workers] == ["busy", "busy"]
+
+
+@pytest.mark.parametrize(("workers", "full"), [(20, False), (16, True)], ids=["20 refuse", "16 are busy"])
+async def test_who_finds_nobody_is_told_soon(autojump_clock, workers, full):
+    """A5, A8: all are asked, twice, and however many they are that takes no time."""
+    busy = [FaultPlan.of(faults.Fault(faults.AT_HEAD, status(503), every)) if full else None for _ in range(workers)]
+    async with world(plans=busy, health_check_interval_secs=1000) as w:
+        if not full:
+            for worker in w.workers:
+                worker.kill()
+        asked = trio.current_time()
+        assert (await w.ask(generate(stream=False))).status == 503
+        assert trio.current_time() - asked < 2
+        await w.quiet()
+        asked_of = Counter(attempt["worker"] for attempt in w.rows[0]["attempts"])
+        assert asked_of == {worker.id: 2 for worker in w.app.fleet.workers}
+
+
+def test_the_pause_after_a_loss_has_an_end():
+    """However many there were; and who has not taken the request is no loss."""
+    lost, busy = Failure(Kind.CUT, Phase.TOKENS, "w1", ""), Failure(Kind.BUSY, Phase.ANSWERED, "w2", "")
+    for losses in (1, 20, 10_000):
+        budget = AttemptBudget(migrations=20_000, history=(lost,) * losses)
+        assert 0 < budget.backoff(random.Random(1)) <= 1.5 * BACKOFF_CAP
+        assert budget.after(busy).backoff(random.Random(1)) == 0
 
 
 async def test_resumed_streams_spread(autojump_clock):
@@ -289,7 +320,7 @@ async def test_first_two_then_work(autojump_clock):
 async def test_one_ranks_full_queue_is_not_the_others(autojump_clock):
     """O2, A8: the next attempt may go to another rank of the same worker."""
     plan = FaultPlan.of(faults.Fault(faults.AT_HEAD, status(503), first(1)))
-    async with world(plans=[plan, None], policy="round_robin") as w:
-        w.app.fleet.workers[0].divide(2)
+    options = [WorkerOptions(dp_size=2), WorkerOptions()]
+    async with world(plans=[plan, None], options=options, policy="round_robin", dp_aware=True) as w:
         assert judged(await w.ask(generate()), generate(), ORACLE) == []
         assert [len(worker.generates) for worker in w.workers] == [2, 0]

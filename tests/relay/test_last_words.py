@@ -123,7 +123,7 @@ async def test_what_must_not_be_done_twice_gets_a_connection_of_its_own(autojump
         await w.ask(generate())
         before = w.workers[0].dialled
         for _ in range(3):
-            await w.ask(method=method, path="/v1/loads", body=b"{}" if method == "POST" else None)
+            await w.ask(method=method, path="/model_info", body=b"{}" if method == "POST" else None)
         assert w.workers[0].dialled - before == dials
 
 

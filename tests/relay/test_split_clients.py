@@ -72,7 +72,7 @@ async def test_a_client_that_leaves_ends_all_items(autojump_clock, stream):
         assert trio.current_time() - left <= 1.0
         await w.quiet()
         assert [(row["outcome"], row["closed_by"]) for row in w.rows] == [("client_gone", "client")] * 6
-        seen = "2xx" if stream else "none"
+        seen = "2xx" if stream else "4xx"
         assert w.metric(f'dyn_relay_http_requests_total{{route="/generate",status_class="{seen}"}}') == 1
         assert not any(w.gauges.values())
 

@@ -49,6 +49,15 @@ def test_worker_urls_as_smg_types_them(runner: CliRunner) -> None:
     assert "http://a:1 http://b:2 http://c:3" in result.output
 
 
+def test_discovery_as_smg_types_it(runner: CliRunner) -> None:
+    words = ["check", "--service-discovery", "--selector", "app=sglang", "role=engine"]
+    words += ["--service-discovery-namespace", "prod", "--service-discovery-port", "30000"]
+    output = runner.invoke(main, words).output
+    for value in ("app=sglang role=engine", "prod", "30000"):
+        assert value in output
+    assert "--selector KEY=VALUE ..." in runner.invoke(main, ["serve", "--help"]).output
+
+
 def test_spreading_leaves_other_arguments_alone() -> None:
     assert spread(["--port", "1", "--worker-urls=x", "--worker-urls", "a", "b", "--log-json", "y"]) == [
         *("--port", "1", "--worker-urls", "x", "--worker-urls", "a", "--worker-urls", "b", "--log-json", "y")

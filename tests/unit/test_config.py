@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dyn_relay.config import OPTIONS, Config, ConfigError, Option, load, reference
+from dyn_relay.config import OPTIONS, Config, ConfigError, Option, load
+from dyn_relay.config.__main__ import reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -109,6 +112,14 @@ def test_switches_in_the_environment(raw: str, value: bool) -> None:
         ("log_json", "maybe", "true or false"),
         ("worker_urls", "ftp://a", "scheme"),
         ("worker_urls", "http://a:1,b:2", "'b:2'"),
+        ("discovery_dns", "engines", "NAME:PORT"),
+        ("discovery_dns", "http://engines", "NAME:PORT"),
+        ("discovery_dns", "a/b:80", "NAME:PORT"),
+        ("discovery_dns", "engines:0", "port 0"),
+        ("selector", "app", "'app': must be KEY=VALUE"),
+        ("selector", "app==a", "must be KEY=VALUE"),
+        ("service_discovery_namespace", "../prod", "lower-case"),
+        ("service_discovery_port", "0", "at least 1"),
     ],
 )
 def test_a_bad_value_is_named_with_its_source(name: str, raw: str, words: str) -> None:
@@ -146,6 +157,26 @@ def test_a_missing_file() -> None:
 def test_direct_construction_is_checked_too() -> None:
     with pytest.raises(ConfigError, match="migration_limit"):
         Config(migration_limit=-1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"service_discovery": True}, "service_discovery: needs a selector"),
+        ({"selector": ("app=a",)}, "selector: finds nobody without service_discovery"),
+    ],
+)
+def test_kubernetes_needs_a_selector_and_a_selector_kubernetes(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Config(**options)
+
+
+def test_kubernetes_without_its_extra_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And it is said what to install."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"service_discovery: .*pip install 'dyn-relay\[kubernetes\]'"):
+        Config(service_discovery=True, selector=("app=a",))
+    Config(service_discovery=False)
 
 
 def test_secrets_are_never_shown() -> None:

@@ -13,10 +13,11 @@ from dyn_relay.relay.state import FINAL, TRANSITIONS, IllegalStep, State, Step, 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_relay_page_is_current():
-    page = (DOCS / "relay.md").read_text()
-    assert "stateDiagram-v2" in page
-    assert refresh(page) == page, "run: python -m dyn_relay.relay.pages docs/relay.md"
+@pytest.mark.parametrize(("name", "holds"), [("relay.md", "stateDiagram-v2"), ("operations.md", "| `half_open` |")])
+def test_a_page_is_current(name, holds):
+    page = (DOCS / name).read_text()
+    assert holds in page
+    assert refresh(name, page) == page, f"run: python -m dyn_relay.relay.pages docs/{name}"
 
 
 def test_every_kind_of_failure_has_a_rule():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 
-from dyn_chaos.actions import Drain, Drop, Kill, Stall, leader, members, port_owner
+from dyn_chaos.actions import Drain, Drop, Kill, Replace, Stall, leader, members, port_owner
 from dyn_chaos.campaigns.base import Campaign, Choices, Load, Order, When
 from dyn_chaos.distribution import Distribution
 from dyn_chaos.selection import RANDOM, Mode
@@ -80,6 +80,20 @@ _ROWS = (
         workers=3,
         relay=ALERT,
         lenient=True,
+        restarts=True,
+    ),
+    Campaign(
+        name="rolling-drain",
+        text="""Empty, end and start one worker after the other, round after round, under clients that never rest.
+
+        The proxy moves what a worker does before that ends: no request may fail.""",
+        action=lambda choices: Replace(Kill("rolling-drain", members, choices.signal)),
+        options=frozenset({"signal"}),
+        order=Order(mode=Mode("all"), target=RANDOM, duration=0.0, rolling=True, every=0.0),
+        load=Load(requests=None, minutes=1.0, clients=24, tokens=Distribution(64, 512)),
+        when=When(streams=8),
+        workers=3,
+        relay=ALERT,
         restarts=True,
     ),
     Campaign(

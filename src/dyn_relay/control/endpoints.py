@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import msgspec
+import trio
 
+from dyn_relay.control import everyone
+from dyn_relay.control.admin import ORDERS
+from dyn_relay.control.siblings import PAUSED, RELEARN, Siblings, missing
+from dyn_relay.control.told import tell
+from dyn_relay.control.totals import Pages
+from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import State, Worker
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.server import Drain, Request
 from dyn_relay.observe.metrics import CONTENT_TYPE, Metrics
+from dyn_relay.relay.departures import Departures
 from dyn_relay.relay.explain import described
+from dyn_relay.relay.orders import Said
 from dyn_relay.relay.service import Relay
+
+#: Whose page of metrics it is.
+PROCESS_HEADER = b"x-dyn-relay-process"
+_SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)s?")
 
 
 class BadInput(Exception):
@@ -26,9 +43,14 @@ class Endpoints:
     """The handlers, one method each; `routes.py` says which paths lead here."""
 
     fleet: Fleet
+    discovery: Discovery
     relay: Relay
     metrics: Metrics
     draining: Drain
+    departures: Departures
+    #: Of a proxy that is several processes.
+    pages: Pages | None = None
+    siblings: Siblings | None = None
 
     def liveness(self, request: Request, name: str) -> Answer:
         """200 while the process serves at all."""
@@ -36,16 +58,26 @@ class Endpoints:
 
     def readiness(self, request: Request, name: str) -> Answer:
         """200 while new requests are taken and some worker can take them, else 503."""
-        ready = not self.draining.is_set() and any(worker.state is State.READY for worker in self.fleet.workers)
+        able = any(worker.healthy or worker.state is State.HALF_OPEN for worker in self.fleet.workers)
+        ready = able and not self.draining.is_set()
         return Answer(200 if ready else 503, b"")
 
+    def unpaused(self, request: Request, name: str) -> Answer:
+        """As `readiness`, and 503 in a pause, as SGLang's own `/ready`."""
+        return Answer(503, b"") if self.fleet.paused else self.readiness(request, name)
+
     def scrape(self, request: Request, name: str) -> Answer:
-        """Prometheus."""
-        return Answer(200, self.metrics.render(), CONTENT_TYPE.encode())
+        """Prometheus: this process's own page."""
+        page = self.metrics.render()
+        if self.pages is None:
+            return Answer(200, page, CONTENT_TYPE.encode())
+        self.pages.keep(page)
+        return Answer(200, page, CONTENT_TYPE.encode(), [(PROCESS_HEADER, self.pages.name.encode())])
 
     def list_workers(self, request: Request, name: str) -> Answer:
         """`{"workers": [...]}`."""
-        return _json(200, {"workers": [_describe(worker) for worker in self.fleet.workers]})
+        workers = [_describe(worker) for worker in self.fleet.workers]
+        return _json(200, {"workers": workers, "paused": self.fleet.paused})
 
     def list_urls(self, request: Request, name: str) -> Answer:
         """`{"urls": [...]}`, as older routers answer."""
@@ -59,31 +91,136 @@ class Endpoints:
     def add_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}` in the body or `?url=`: 202 with the worker, the same one if it is known."""
         try:
-            worker = self.fleet.add(_url(request))
+            worker = self.fleet.add(_only_url(request))
         except ValueError as exc:
             raise BadInput(f"url: {exc}") from None
         return _json(202, _describe(worker))
 
+    def put_worker(self, request: Request, name: str) -> Answer:
+        """`{"url": ...}`, its own: 202, and it is taken back if it was leaving. Nothing else of it can be set."""
+        url = _only_url(request)
+        worker = self.fleet.get(unquote(name))
+        if worker is None and self.fleet.is_name_of(unquote(name), url):
+            worker = self.fleet.add(url)  # gone here, since none of its requests was this process's
+        if worker is None:
+            return _unknown(name)
+        if self.fleet.get(url) is not worker:
+            raise BadInput(f"url: {worker.id} is {worker.url}; add another worker, and let this one leave")
+        return _json(202, _describe(self.fleet.add(url)))
+
     def remove_worker(self, request: Request, name: str) -> Answer:
         """By id or URL in the path, or `?url=`: no new attempts from now on; live ones end in peace."""
-        name = unquote(name) or _url(request)
+        return self._let_go(unquote(name) or _url(request), math.inf)
+
+    def drain_worker(self, request: Request, name: str) -> Answer:
+        """The same; `?after=30s` (or `30`): what still runs there then goes on elsewhere. 0: at once."""
+        _nothing_but(request, ("after",), (), "a drain has nothing but ?after=")
+        after = parse_qs(request.query, keep_blank_values=True).get("after", [""])[-1]
+        seconds = _SECONDS.fullmatch(after)
+        if after and seconds is None:
+            raise BadInput(f"after: must be seconds, as 30s or 30, not {after!r}")
+        return self._let_go(unquote(name), float(seconds[1]) if seconds else math.inf)
+
+    def _let_go(self, name: str, after: float) -> Answer:
         try:
             worker = self.fleet.remove(name)
         except KeyError:
             return _unknown(name)
+        if after < math.inf:
+            self.departures.begin(worker, after)
+        else:
+            self.departures.forget(worker)
         return _json(202, _describe(worker))
 
-    def abort(self, request: Request, name: str) -> Answer:
-        """`{"rid": ..., "abort_all": ...}`: always 200 and empty, as SGLang answers, once the body is understood."""
-        fields = _object(request)
-        rid, everything = fields.get("rid"), fields.get("abort_all", False)
-        if rid is not None and not isinstance(rid, str):
-            raise BadInput("rid: must be a string")
-        if not isinstance(everything, bool):
-            raise BadInput("abort_all: must be true or false")
-        if rid or everything:
-            self.relay.abort(rid or "", everything=everything)
+    def admit_worker(self, request: Request, name: str) -> Answer:
+        """It may serve with the weights that it has, or comes back with."""
+        try:
+            return _json(200, _describe(self.fleet.admit(unquote(name))))
+        except KeyError:
+            return _unknown(name)
+
+    # -- for all workers: see `everyone.py`
+
+    async def order(self, request: Request, name: str) -> Answer:
+        """Every worker is told; 200 if all have obeyed."""
+        return everyone.done(await self._told(request))
+
+    async def pause(self, request: Request, name: str) -> Answer:
+        """The same; no attempt begins from before they are told on, unless none of them obeys."""
+        already = self.fleet.paused
+        silent = await self._pause(True)
+        said = await self._told(request)
+        if not already and not any(one.ok for one in said):
+            silent = await self._pause(False)
+        return missing(silent) if silent else everyone.done(said)
+
+    async def go_on(self, request: Request, name: str) -> Answer:
+        """The same; attempts begin as soon as one of them has obeyed."""
+        said = await self._told(request)
+        silent = await self._pause(False) if any(one.ok for one in said) else ()
+        return missing(silent) if silent else everyone.done(said)
+
+    async def _pause(self, on: bool) -> Sequence[int]:
+        """In all processes; which of them do not answer."""
+        if on:
+            self.relay.pause()
+        else:
+            self.relay.go_on()
+        if self.siblings is None:
+            return ()
+        heard = await self.siblings.ask("PUT" if on else "DELETE", PAUSED, b"")
+        return heard.silent
+
+    async def loads(self, request: Request, name: str) -> Answer:
+        """What all workers have to do, as SGLang's `/v1/loads`; the query goes to them."""
+        if parse_qs(request.query).get("format", ["json"])[-1] != "json":
+            raise BadInput("format: must be json; /metrics of each worker has the other")
+        dead = frozenset(worker.id for worker in self.fleet.workers if worker.state is State.DEAD)
+        question = replace(request, method="GET", path=everyone.LOADS)
+        said = await self.relay.tell_all(question, everyone.LOADS_TIMEOUT, once=False)
+        return everyone.loads(said, dead)
+
+    async def _told(self, request: Request) -> list[Said]:
+        order = ORDERS[request.path.rstrip("/")]
+        said = await self.relay.tell_all(request, order.timeout)
+        if order.renews:
+            await self.fleet.relearn(one.worker for one in said if one.ok)
+            if self.siblings is not None:
+                await self.siblings.ask("POST", RELEARN, b"")
+        return said
+
+    def refuse(self, request: Request, name: str, why: str) -> Answer:
+        """What only one engine can be told."""
+        raise BadInput(f"{request.path}: {why}; ask that one (GET /workers has its URL)")
+
+    # -- of one process to the others
+
+    def tell(self, request: Request, name: str) -> Answer:
+        """What one that takes another's place must know, see `told.py`."""
+        return Answer(200, msgspec.json.encode(tell(self.fleet, self.discovery)))
+
+    def hold(self, request: Request, name: str) -> Answer:
+        """No attempt is to begin; the workers know."""
+        self.relay.pause()
         return Answer(200, b"")
+
+    def let_go_on(self, request: Request, name: str) -> Answer:
+        """The end of that."""
+        self.relay.go_on()
+        return Answer(200, b"")
+
+    def relearn(self, request: Request, name: str) -> Answer:
+        """What workers tell of themselves may have changed; it is read soon."""
+        self.relay.relearn()
+        return Answer(200, b"")
+
+    def abort(self, request: Request, name: str) -> Answer:
+        """`{"rid": ..., "abort_all": ...}`: `{"aborted": N}`, requests that are live in this process.
+
+        A client gets what SGLang answers, always 200 and empty, once the body is understood.
+        """
+        rid, everything = abort_of(request)
+        return _json(200, {"aborted": self.relay.abort(rid, everything=everything)})
 
     def explain(self, request: Request, name: str) -> Answer:
         """What would become of the request in the body; `?after=` tokens (1), `?worker=` an id or URL (a stock one)."""
@@ -102,19 +239,37 @@ class Endpoints:
         return _json(200, described(found, traits, worker.url if worker else None, int(after)))
 
 
+def abort_of(request: Request) -> tuple[str, bool]:
+    """Which rids an abort means ("": none), and whether it means everything. Raises `BadInput`."""
+    fields = _object(request)
+    rid, everything = fields.get("rid"), fields.get("abort_all", False)
+    if rid is not None and not isinstance(rid, str):
+        raise BadInput("rid: must be a string")
+    if not isinstance(everything, bool):
+        raise BadInput("abort_all: must be true or false")
+    return rid or "", everything
+
+
+#: Names of a worker's URL in a body.
+_URLS = ("url", "worker_url")
 #: Of its traits, what decides who gets a request, and who goes on with it; null: it does not say.
 _SHOWN = ("text", "incremental", "max_input", "deterministic", "routed_experts", "indexer_topk", "sampling_defaults")
 
 
 def _describe(worker: Worker) -> dict[str, object]:
     traits = worker.traits
+    worker.recount()
     return {
         "id": worker.id,
         "url": worker.url,
-        "is_healthy": worker.state is State.READY,
+        "named_by": sorted(worker.named_by),
+        "is_healthy": worker.healthy,
         "state": worker.state.value,
         "cause": worker.cause,
+        "since": round(trio.current_time() - worker.since, 3),
         "load": worker.load,
+        "in_flight": worker.in_flight,
+        "targets": [_load(target) for target in worker.targets],
         "served": worker.served,
         "failures": worker.failures,
         "model_id": traits.model,
@@ -124,16 +279,42 @@ def _describe(worker: Worker) -> dict[str, object]:
     }
 
 
+def _load(target: Target) -> dict[str, object]:
+    return {
+        "id": target.id,
+        "dp_rank": target.rank,
+        "in_flight": target.in_flight,
+        "load": target.load,
+        "tokens": target.tokens,
+    }
+
+
 def _url(request: Request) -> str:
-    """The worker's URL: `?url=`, or `url` or `worker_url` in the body. Raises `BadInput`."""
-    query = parse_qs(request.query)
-    url: object = query.get("url", [None])[0]
-    if url is None and request.body:
-        fields = _object(request)
-        url = fields.get("url", fields.get("worker_url"))
-    if not isinstance(url, str) or not url:
+    """The worker's URL: `?url=`, `url` or `worker_url` in the body, or the same in several. Raises `BadInput`."""
+    named: list[object] = [*parse_qs(request.query).get("url", [])]
+    fields = _object(request)
+    named += [fields[field] for field in _URLS if field in fields]
+    if not named or not all(isinstance(url, str) and url for url in named):
         raise BadInput("url: a worker's URL is needed")
-    return url
+    if any(url != named[0] for url in named):
+        raise BadInput(f"url: {' and '.join(map(repr, named))} are different workers")
+    return str(named[0])
+
+
+def _only_url(request: Request) -> str:
+    """The same, of a request that may set nothing else; SMG's name for such a worker is taken as well."""
+    _nothing_but(request, ("url",), (*_URLS, "worker_type"), "nothing of a worker can be set but its url")
+    kind = _object(request).get("worker_type", "regular")
+    if kind != "regular":
+        raise BadInput(f"worker_type: must be regular, not {kind!r}")
+    return _url(request)
+
+
+def _nothing_but(request: Request, query: Sequence[str], body: Sequence[str], why: str) -> None:
+    """Raises `BadInput` for any other name in the query or in the body."""
+    asked = [name for name in parse_qs(request.query, keep_blank_values=True) if name not in query]
+    for name in (*asked, *(field for field in _object(request) if field not in body)):
+        raise BadInput(f"{name}: {why}")
 
 
 def _object(request: Request) -> dict[str, Any]:

@@ -16,6 +16,8 @@ import structlog
 import trio
 
 from dyn_relay.config import Config
+from dyn_relay.fleet.keeper import Keeper
+from dyn_relay.fleet.rejoin import Standing
 from dyn_relay.fleet.worker import Signal, State, Worker
 from dyn_relay.formats.base import UNKNOWN, Format, Headers
 from dyn_relay.http11.client import BadResponse, Origin, Pool, Response
@@ -31,7 +33,8 @@ INFO_TIMEOUT = 5.0
 LIFE_SIGN_TIMEOUT = 2.0
 #: Seconds for which what was read of them counts as news, however many ask.
 NEWS = 1.0
-#: A ready worker's infos are read again after so many good probes: weights are updated in place.
+#: A ready worker's infos are read again after so many good probes: weights are updated in place. If they decide who
+#: may serve, after each.
 REREAD = 6
 
 
@@ -104,11 +107,18 @@ class Examiner:
         if traits != worker.traits:
             log.info("worker described", worker=worker.id, version=traits.version, weights=traits.weight_version)
         worker.traits = traits
+        if self.config.dp_aware:
+            worker.divide(traits.dp_size or 1)
         worker.learnt = True
 
     async def lives(self, worker: Worker) -> bool:
         """Does it answer at all, whatever the status? The info endpoint answers from memory, also while it is busy."""
         return isinstance(await self._get(worker, self._format.info_paths[0], LIFE_SIGN_TIMEOUT), Response)
+
+    async def paused(self, worker: Worker) -> bool:
+        """Does it say that somebody has paused it? One that does not answer is not."""
+        answer = await self._get(worker, self._format.ready_path, INFO_TIMEOUT)
+        return isinstance(answer, Response) and answer.status == 503
 
     async def _get(self, worker: Worker, path: str, timeout: float) -> Response | Probe:
         try:
@@ -124,20 +134,21 @@ class Examiner:
 
 
 class Watch:
-    """The probing of one worker. `changed` is called after each change of its state."""
+    """The probing of one worker."""
 
-    def __init__(self, worker: Worker, examiner: Examiner, clock: Callable[[], float], changed: Callable[[], None]):
+    def __init__(self, worker: Worker, examiner: Examiner, clock: Callable[[], float], keeper: Keeper) -> None:
         self.worker = worker
         self._examiner = examiner
         self._clock = clock
-        self._changed = changed
+        self._keeper = keeper
+        self._rereads = 1 if examiner.config.rejoin != "always" else REREAD
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
         self._asking = trio.lowlevel.ParkingLot()
         self._begun = 0  # probes begun
         self._last: tuple[int, Probe] = (0, Probe(False, cause="never probed"))
         self._alarmed = False  # a request failed since the current probe began
-        self._until_reread = REREAD
+        self._until_reread = self._rereads
         self._ended = False
         self._questioning = trio.Lock()
         self._answered_at = -math.inf
@@ -149,7 +160,7 @@ class Watch:
         """Probe until `stop`."""
         try:
             with self._scope:
-                await self._survive(self._examiner.learn(self.worker))
+                await self._survive(self._learn())
                 while True:
                     self._wake = trio.Event()
                     await self._survive(self._probe())
@@ -198,8 +209,15 @@ class Watch:
         """Read its infos now; one that asks while another does has what that one reads."""
         async with self._learning:
             if self._clock() - self._learnt_at >= NEWS:
-                await self._survive(self._examiner.learn(self.worker))
+                await self._survive(self._learn())
                 self._learnt_at = self._clock()
+                if self.worker.state is State.STARTING:
+                    self._wake.set()  # a new process: the probe that it needs must not wait for its turn
+
+    async def _learn(self) -> None:
+        self._until_reread = self._rereads
+        await self._examiner.learn(self.worker)
+        self._keeper.identify(self.worker)
 
     async def _probe(self) -> None:
         self._begun += 1
@@ -207,14 +225,21 @@ class Watch:
         probe = await self._examiner.probe(self.worker)
         self._last = (self._begun, probe)
         self._asking.unpark_all()
-        if probe.ok and not self.worker.learnt:
+        if probe.ok and not (self.worker.learnt and self.worker.standing is Standing.KNOWN):
             # Before anybody else is sent there: it may be a new process.
-            await self._examiner.learn(self.worker)
+            await self._learn()
+            if not self._alarmed:
+                await self._keeper.vet(self.worker)
+        elif probe.ok:
+            self._until_reread -= 1
         self._judge(probe)
-        await self._reread(probe)
+        if self._until_reread <= 0:
+            await self._learn()
 
     def _judge(self, probe: Probe) -> None:
-        worker, config = self.worker, self._examiner.config
+        worker, config, keeper = self.worker, self._examiner.config, self._keeper
+        worker.answers = probe.answered
+        keeper.pass_time(worker)
         if probe.ok:
             if self._alarmed:
                 return
@@ -227,14 +252,7 @@ class Watch:
             signal = Signal.PROBE_FAILED
             if worker.bad_probes >= config.health_failure_threshold:
                 signal = Signal.GONE if probe.refused else Signal.UNHEALTHY
-        if worker.apply(signal, probe.cause, self._clock()):
-            self._changed()
-
-    async def _reread(self, probe: Probe) -> None:
-        self._until_reread -= probe.ok
-        if self._until_reread <= 0:
-            self._until_reread = REREAD
-            await self._examiner.learn(self.worker)
+        keeper.move(worker, signal, probe.cause)
 
     def _pause(self) -> float:
         """Seconds to the next probe: quick while it is awaited, else the interval."""

@@ -1,11 +1,12 @@
 """The fleet: who is in it, how they are, and who gets the next attempt.
 
-For the relay: `choose_now` (or `pick`), `lease`, `trial`, `report` and `ask`; `poison.py` tells the order. For control:
-`add`, `remove`, `workers`, `get`.
+For the relay: `choose_now` (or `pick`), `lease`, `trial`, `report`, `full` and `ask`; `poison.py` tells the order. For
+control: `add`, `remove`, `admit`, `workers`, `get`. For discovery: `add` and `withdraw`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -14,29 +15,27 @@ import structlog
 import trio
 
 from dyn_relay.config import Config
+from dyn_relay.fleet.breaker import Breaker
+from dyn_relay.fleet.calm import Calm
 from dyn_relay.fleet.health import Examiner, Fetch, Probe, Watch
+from dyn_relay.fleet.keeper import Keeper
 from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedPoison, Trial
 from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.catalog import POLICIES
+from dyn_relay.fleet.rejoin import Standing
 from dyn_relay.fleet.target import Lease, Target, no_tokens
-from dyn_relay.fleet.worker import Signal, State, Worker
+from dyn_relay.fleet.worker import TIER, TIERS, Signal, State, Worker
 from dyn_relay.formats.base import Format
 from dyn_relay.http11.client import Origin, Pool, fetch
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("fleet")
 
-#: Who is asked when no worker is ready: a proxy that answers "no worker" while one of them might work helps nobody.
-#: The dead come last, since a dial there is all but lost.
-TIERS: tuple[frozenset[State], ...] = (
-    frozenset({State.READY}),
-    frozenset({State.STARTING, State.UNREADY, State.SUSPECT}),
-    frozenset({State.DEAD}),
-)
-
 #: Seconds between two counts of the tokens that live answers hold.
 RECOUNT = 1.0
 #: At most this share of the workers tries suspects at a time; the others serve the rest undisturbed.
 QUARANTINE_SHARE = 0.5
+#: Who names a worker that was added over the control endpoints.
+HAND = "hand"
 #: An attempt of which nothing is known.
 ANY = Ask()
 
@@ -48,7 +47,8 @@ def _anybody(worker: Worker) -> bool:
 class Fleet:
     """All workers. `add`ed ones are probed while `run` runs.
 
-    `clock` gives seconds, `rng` decides what is left to chance, `on_poison` is told of each step in `poison.py`.
+    `clock` gives seconds, `rng` decides what is left to chance, `on_poison` is told of each step in `poison.py`,
+    `on_move` of a worker's old and new state.
     """
 
     def __init__(
@@ -61,17 +61,25 @@ class Fleet:
         *,
         fetch: Fetch = fetch,
         on_poison: Callable[[str], None] = lambda event: None,
+        on_move: Callable[[State, State], None] = lambda before, after: None,
     ) -> None:
         self.config = config
         self._clock = clock
         self._examiner = Examiner(config, format, pool, fetch)
-        self._policy = POLICIES[config.policy](config, rng or random.Random(config.seed), clock)
+        #: Chooses; `Fleet.run` runs it.
+        self.policy = POLICIES[config.policy](config, rng or random.Random(config.seed), clock)
+        self._keeper = Keeper(
+            config, clock, lambda: self.staying, self.relearn, moved=self._moved, renewed=self.policy.forget
+        )
+        self._on_move = on_move
         self._recounted = -math.inf
         self._workers: dict[str, Worker] = {}
         self._watches: dict[str, Watch] = {}
         self._joined = 0
         self._nursery: trio.Nursery | None = None
-        self._waiting = trio.lowlevel.ParkingLot()  # suspects that wait for a worker of their own
+        self._waiting = trio.lowlevel.ParkingLot()  # suspects that wait for a worker of their own, and others
+        self._paused = False
+        self.calm = Calm(config.abort_settle_secs, clock, self._unpaused)
         register = PoisonRegister(config.suspect_attempts, config.poison_ttl_secs, clock)
         self._probation = Probation(register, self._changed, on_poison)
 
@@ -87,6 +95,11 @@ class Fleet:
         """Everybody but the draining ones."""
         return tuple(worker for worker in self._workers.values() if worker.state is not State.DRAINING)
 
+    @property
+    def ready(self) -> int:
+        """How many can be asked at once."""
+        return sum(worker.state in TIERS[0] for worker in self._workers.values())
+
     def get(self, id_or_url: str) -> Worker | None:
         """A worker by id or URL."""
         if id_or_url in self._workers:
@@ -97,18 +110,31 @@ class Fleet:
             return None
         return next((worker for worker in self._workers.values() if worker.origin == origin), None)
 
-    def add(self, url: str) -> Worker:
-        """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL."""
+    def is_name_of(self, name: str, url: str) -> bool:
+        """Would a worker at the URL have this id? Ids that are counted are nobody's beforehand."""
+        try:
+            return self.config.processes > 1 and self._name(Origin.parse(url)) == name
+        except ValueError:
+            return False
+
+    def add(self, url: str, by: str = HAND) -> Worker:
+        """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL.
+
+        `by`: who names it. It stays as long as anybody does. One that an operator names is let in, see `admit`.
+        """
         origin = Origin.parse(url)
         worker = self.get(url)
         if worker is not None:
-            if worker.apply(Signal.REJOIN, "", self._clock()):
+            worker.named_by.add(by)
+            if self._keeper.move(worker, Signal.REJOIN):
                 self._watches[worker.id].alarm()
-            return worker
+            return self.admit(worker.id) if by == HAND else worker
         self._joined += 1
-        worker = Worker(id=f"w{self._joined}", number=self._joined, origin=origin, since=self._clock())
+        breaker = Breaker(self.config.cb_failure_threshold, self.config.cb_success_threshold)
+        number, now = self._joined, self._clock()
+        worker = Worker(self._name(origin), number, origin, now, breaker=breaker, named_by={by})
         self._workers[worker.id] = worker
-        watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._changed)
+        watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._keeper)
         log.info("worker joined", worker=worker.id, url=worker.url)
         if self._nursery is not None:
             self._nursery.start_soon(watch.run)
@@ -123,11 +149,44 @@ class Fleet:
         worker = self.get(id_or_url)
         if worker is None:
             raise KeyError(id_or_url)
-        worker.apply(Signal.DRAIN, "", self._clock())
+        worker.named_by.clear()
+        self._keeper.move(worker, Signal.DRAIN)
         if not drain or worker.in_flight == 0:
             self._forget(worker)
-        self._changed()
+        else:
+            self._changed()
         return worker
+
+    def withdraw(self, url: str, by: str) -> None:
+        """One that named a worker names it no more: it leaves, as with `remove`, if nobody else does."""
+        worker = self.get(url)
+        if worker is not None and by in worker.named_by:
+            worker.named_by.remove(by)
+            if not worker.named_by:
+                self.remove(worker.id)
+
+    def admit(self, id_or_url: str) -> Worker:
+        """Whatever weights it has, or comes back with, it may serve: see `rejoin.py`. Raises `KeyError`."""
+        worker = self.get(id_or_url)
+        if worker is None:
+            raise KeyError(id_or_url)
+        self._keeper.admit(worker)
+        self._watches[worker.id].alarm()
+        return worker
+
+    def leaving(self, worker: Worker) -> bool:
+        """It gets no new attempts, and goes when its last one has ended."""
+        return worker.state is State.DRAINING and self._workers.get(worker.id) is worker
+
+    @property
+    def paused(self) -> bool:
+        """No attempt is to begin."""
+        return self._paused
+
+    def pause(self, on: bool) -> None:
+        """Let no attempt begin until further notice, or end that."""
+        self._paused = on
+        self._changed()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Probe everybody until cancelled."""
@@ -136,6 +195,7 @@ class Fleet:
             try:
                 for watch in self._watches.values():
                     nursery.start_soon(watch.run)
+                nursery.start_soon(self.policy.run, self)
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -143,15 +203,24 @@ class Fleet:
 
     # -- choosing
 
+    def has_room(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> bool:
+        """Would `pick` find a target at a worker that is well?"""
+        for worker in self._workers.values():
+            well = worker.state is State.READY and worker.standing is not Standing.AWAY and not worker.locked
+            usable = well and worker.id not in exclude and accept(worker)
+            if usable and any(target.id not in exclude for target in worker.targets):
+                return True
+        return False
+
     def pick(
         self, exclude: Collection[str] = frozenset(), accept: Callable[[Worker], bool] = _anybody, ask: Ask = ANY
     ) -> Target | None:
-        """The policy's choice among the targets of the best workers that are not excluded, not draining, and accepted.
+        """The policy's choice among the targets of the best workers that are not excluded, and accepted.
 
-        `exclude`: ids of workers or targets. Ready workers if there is any, else the others. None only if nobody is
-        left. Take the lease before awaiting.
+        `exclude`: ids of workers or targets. Ready workers if there is any, else the others (`TIERS`). None only if
+        nobody is left. Take the lease before awaiting.
         """
-        candidates = self._candidates(exclude, accept)
+        candidates = self._candidates(exclude, accept, ask)
         if self.wary:
             # A suspect's turn must be short, since others wait for theirs: let its worker's queue run empty.
             candidates = [w for w in candidates if not self._probation.on_trial_at(w.id)] or candidates
@@ -176,7 +245,7 @@ class Fleet:
             return self.pick(exclude, accept, ask)
         if register.convicted(fingerprint):
             raise SuspectedPoison
-        candidates = self._candidates(exclude, accept)
+        candidates = self._candidates(exclude, accept, ask)
         free = [worker for worker in candidates if self._probation.may_begin(fingerprint, worker.id)]
         on_trial = sum(self._probation.on_trial_at(worker.id) for worker in candidates)
         if candidates and (not free or on_trial >= math.ceil(len(candidates) * QUARANTINE_SHARE)):
@@ -184,7 +253,7 @@ class Fleet:
         return self._choose(free, exclude, ask)
 
     async def changed(self) -> None:
-        """Return when a suspect that was told `NotYet` may have better luck."""
+        """Return when a worker has joined, left, moved or described itself, a suspect was let go, a pause is over."""
         await self._waiting.park()
 
     @property
@@ -197,7 +266,10 @@ class Fleet:
 
         `tokens`: those that the engine holds for them at the moment.
         """
-        return Lease(target, self._released, generations, tokens)
+        lease = Lease(target, self._released, generations, tokens)
+        if target.worker.state is State.HALF_OPEN:
+            target.worker.breaker.trial = lease
+        return lease
 
     def trial(self, worker: Worker, fingerprint: bytes, *, proven: bool = False) -> Trial:
         """The attempt's part in finding poison: `with fleet.trial(worker, fingerprint) as trial:`."""
@@ -205,23 +277,35 @@ class Fleet:
 
     # -- evidence
 
-    def report(self, worker: Worker, ok: bool, cause: str = "", kind: str = "") -> None:
+    def report(self, worker: Worker, ok: bool, cause: str = "", kind: str = "", *, key_refused: bool = False) -> None:
         """What an attempt has seen of its worker.
 
-        Not ok: it could not connect, was cut, stalled, or got a 5xx (`kind`, for the log; `cause` in words). The worker
-        is left out at once and probed. Ok: it ended well. An answer of 4xx or "busy" says nothing: do not report it.
+        Not ok: it could not connect, was cut, stalled, or got a 5xx (`kind`, for the log; `cause` in words), or a 401
+        to our key. The worker is left out at once and probed. Ok: it ended well. Any other 4xx says nothing: do not
+        report it. For "busy" there is `full`.
         """
         if ok:
             worker.served += 1
-            changed = worker.apply(Signal.WORKED, "", self._clock())
-        else:
-            worker.failures += 1
-            changed = worker.apply(Signal.FAILED, ": ".join(filter(None, (kind, cause))), self._clock())
-            # Only the first failure hurries the probe: a dead worker's hundred streams must not make a hundred probes.
-            if changed and worker.id in self._watches:
-                self._watches[worker.id].alarm()
-        if changed:
-            self._changed()
+            self._keeper.ended_well(worker)
+            return
+        worker.failures += 1
+        words = ": ".join(filter(None, (kind, cause)))
+        # Only the first failure hurries the probe: a dead worker's hundred streams must not make a hundred probes.
+        if self._keeper.failed(worker, words, key_refused=key_refused) and worker.id in self._watches:
+            self._watches[worker.id].alarm()
+
+    def full(self, target: Target, seconds: float | None = None) -> None:
+        """An attempt was told that the queue is full, and to come back after `seconds`, if it was told that."""
+        self._keeper.full(target, seconds)
+
+    def restarted(self, worker: Worker, cause: str) -> None:
+        """Somebody has seen that it is a new process (its KV events begin anew, say): it starts clean, and is probed.
+
+        A restart that its infos tell is seen without that.
+        """
+        self._keeper.restarted(worker, cause)
+        if worker.id in self._watches:
+            self._watches[worker.id].alarm()
 
     async def ask(self, worker: Worker) -> Probe:
         """Probe the worker now and return what it says, for a stalled stream or a cut. Shares one probe with others.
@@ -236,6 +320,18 @@ class Fleet:
         watch = self._watches.get(worker.id)
         return watch is not None and await watch.lives()
 
+    async def look(self) -> None:
+        """Ask all ready workers for a sign of life; one that gives none has failed."""
+
+        async def ask(worker: Worker) -> None:
+            if not await self.lives(worker):
+                self.report(worker, False, "no sign of life")
+
+        async with trio.open_nursery() as nursery:
+            for worker in self._workers.values():
+                if worker.state is State.READY:
+                    nursery.start_soon(ask, worker)
+
     async def relearn(self, workers: Iterable[Worker]) -> None:
         """Read the infos of those that listen again, unless that was done just now."""
         watches = [self._watches[one.id] for one in workers if one.state is not State.DEAD and one.id in self._watches]
@@ -245,45 +341,79 @@ class Fleet:
 
     # -- inside
 
+    def _name(self, origin: Origin) -> str:
+        """Its id: w1, w2, ...; where several processes must agree without asking each other, made of its URL."""
+        if self.config.processes == 1:
+            return f"w{self._joined}"
+        return f"w{hashlib.sha256(str(origin).encode()).hexdigest()[:10]}"
+
+    def _moved(self, worker: Worker, before: State) -> None:
+        self._on_move(before, worker.state)
+        self._changed()
+
     def _changed(self) -> None:
         """Who waits for `changed` may be able to go on."""
         self._waiting.unpark_all()
 
     def _choose(self, workers: Sequence[Worker], exclude: Collection[str], ask: Ask) -> Target | None:
+        now = self._clock()
         targets = [target for worker in workers for target in worker.targets if target.id not in exclude]
+        if ask.rank is not None:
+            targets = [target for target in targets if target.rank == ask.rank] or targets
+        targets = [target for target in targets if target.full_until <= now] or targets
         if not targets:
             return None
-        if self._clock() - self._recounted >= RECOUNT:
-            self._recounted = self._clock()
+        if now - self._recounted >= RECOUNT:
+            self._recounted = now
             for worker in self._workers.values():
                 worker.recount()
-        return self._policy.choose(targets, ask)
+        return self.policy.choose(targets, ask)
 
-    def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> list[Worker]:
-        self._parole()
-        usable = [w for w in self._workers.values() if w.id not in exclude and accept(w)]
+    def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool], ask: Ask) -> list[Worker]:
+        usable = [w for w in self._workers.values() if accept(w)]
+        if exclude:
+            usable = [w for w in usable if w.id not in exclude and any(one.id not in exclude for one in w.targets)]
         usable = [worker for worker in usable if not worker.locked] or usable
-        for tier in TIERS:
-            found = [worker for worker in usable if worker.state in tier]
-            if found:
-                return found
-        return []
+        found: list[list[Worker]] = [[] for _ in TIERS]
+        ready, known, first = State.READY, Standing.KNOWN, found[0]  # by name: it is every request's path
+        for worker in usable:
+            if worker.state is ready and worker.standing is known:
+                first.append(worker)
+                continue
+            self._keeper.pass_time(worker)
+            tier = self._tier(worker, ask)
+            if tier is not None:
+                found[tier].append(worker)
+        return next(filter(None, found), [])
 
-    def _parole(self) -> None:
-        """Let suspects back in whose time is over and of whom no probe has said anything bad meanwhile."""
-        now = self._clock()
-        for worker in self._workers.values():
-            over = now - worker.since >= self.config.inhibited_duration_secs
-            if worker.state is State.SUSPECT and over and worker.bad_probes <= 1:
-                worker.apply(Signal.PAROLE, "", now)
+    def _tier(self, worker: Worker, ask: Ask) -> int | None:
+        """Its place in `TIERS`; None if it gets nothing."""
+        if worker.standing is Standing.AWAY:
+            return None
+        if worker.state is State.HALF_OPEN and not (ask.resumed or worker.breaker.trying or worker.full(self._clock())):
+            return 0
+        return TIER.get(worker.state)
+
+    async def _unpaused(self) -> bool:
+        """No worker that could get an attempt says that it is paused."""
+        workers = self._candidates((), _anybody, ANY)
+        paused: list[bool] = []
+
+        async def ask(worker: Worker) -> None:
+            paused.append(await self._examiner.paused(worker))
+
+        async with trio.open_nursery() as nursery:
+            for worker in workers:
+                nursery.start_soon(ask, worker)
+        return not any(paused)
 
     def _released(self, target: Target) -> None:
-        worker = target.worker
-        if worker.state is State.DRAINING and worker.in_flight == 0 and self._workers.get(worker.id) is worker:
-            self._forget(worker)
+        if self.leaving(target.worker) and target.worker.in_flight == 0:
+            self._forget(target.worker)
 
     def _forget(self, worker: Worker) -> None:
         del self._workers[worker.id]
         self._watches.pop(worker.id).stop()
-        self._policy.forget(worker)
+        self.policy.forget(worker)
         log.info("worker left", worker=worker.id, url=worker.url)
+        self._changed()

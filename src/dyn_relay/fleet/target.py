@@ -10,6 +10,7 @@ and in tokens that it holds for them, prompts and what was made so far.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -36,6 +37,8 @@ class Target:
     load: int = 0
     #: Tokens that the engine holds for them, as of the last `recount`.
     tokens: int = 0
+    #: Its queue was full, and is taken to be until then, in seconds of the fleet's clock.
+    full_until: float = -math.inf
     _leases: set[Lease] = field(default_factory=set)
 
     @property
@@ -44,9 +47,18 @@ class Target:
         return self.worker.id if self.rank is None else f"{self.worker.id}@{self.rank}"
 
     @property
+    def url(self) -> str:
+        """Where it is, as other proxies know it, too: the worker's URL, with `@3` for its rank 3."""
+        return self.worker.url if self.rank is None else f"{self.worker.url}@{self.rank}"
+
+    @property
     def order(self) -> tuple[int, int]:
         """Targets in the order of joining, a worker's ranks one after the other."""
         return self.worker.number, self.rank or 0
+
+    def full(self, now: float) -> bool:
+        """It has said that its queue is full, and not long ago."""
+        return now < self.full_until
 
     def recount(self) -> None:
         """Bring `tokens` up to date: live answers grow."""
@@ -88,6 +100,11 @@ class Lease:
         self._on_release = on_release
         self._used = False
         self._held = False
+
+    @property
+    def held(self) -> bool:
+        """Taken, and not given back yet."""
+        return self._held
 
     def recount(self) -> int:
         """Tokens that have come since the last time."""

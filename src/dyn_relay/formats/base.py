@@ -92,6 +92,22 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
+class KvEvents:
+    """Where a worker publishes what is in its prefix cache, over ZeroMQ on TCP, one publisher a data-parallel rank."""
+
+    #: As it says itself; "*", "0.0.0.0" and "::" mean the worker's own host.
+    host: str
+    #: Of rank 0; rank n has this plus n.
+    port: int
+    topic: str
+    #: Tokens in a block.
+    block_size: int
+    ranks: int = 1
+    #: Where batches can be asked for again, of rank 0; None: nowhere.
+    replay_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Traits:
     """What a format has learnt about one worker from its info endpoints; None where the worker does not say."""
 
@@ -111,6 +127,12 @@ class Traits:
     #: It gives rows to replay to those who ask: of its experts, of its indexer.
     routed_experts: bool | None = None
     indexer_topk: bool | None = None
+    #: Its data-parallel ranks, numbered from 0; each has a cache and a queue of its own.
+    dp_size: int | None = None
+    #: Differs between two processes at the same address, and stays the same as long as one lives.
+    epoch: str | None = None
+    #: None also if it publishes nothing.
+    kv_events: KvEvents | None = None
 
 
 UNKNOWN = Traits()
@@ -159,7 +181,8 @@ class End(enum.Enum):
     FINISHED = "finished"  #: the answer is complete (also: a client's or operator's abort, relayed)
     ABORTED = "aborted"  #: complete; somebody asked the engine to abort (status_code null)
     REFUSED = "refused"  #: the engine's 4xx: the client's mistake. Relayed, never retried, no penalty
-    BUSY = "busy"  #: 503 queue full: nothing was generated; another worker may take it. No penalty
+    BUSY = "busy"  #: 503 or 429, queue full: nothing was generated; another worker may take it. No penalty
+    INTERRUPTED = "interrupted"  #: somebody asked the engine to abort, and the rules are to go on elsewhere
     FAILED = "failed"  #: 5xx in any shape: the attempt failed, the worker says so itself
     GARBAGE = "garbage"  #: what came is not the format's language; the connection must not be used again
 
@@ -183,6 +206,12 @@ class Exchange(Protocol):
     streaming: bool
     #: Answers that it asks for: a worker's load by it.
     generations: int
+    #: The data-parallel rank that the client asks for; -1 for what can be none, None if any will do.
+    pinned: int | None
+    #: What its client calls the session that it belongs to; "" if nothing.
+    session: str
+    #: Engines share cached prefixes only between requests for which this is the same (adapters, salts).
+    cache_space: bytes
     #: What `admit` said; an answer may show later that no continuation can be exact, and then it changes.
     verdict: Verdict
     #: Tokens of the prompt; 0 where unknown.
@@ -204,6 +233,13 @@ class Exchange(Protocol):
         """What the attempt's worker must be asked before more of its answer can be taken."""
 
     @property
+    def leavable(self) -> bool:
+        """The current attempt may be taken from its worker now: another one is sure to go on with it exactly.
+
+        False also when the answer is all but at its end.
+        """
+
+    @property
     def answering(self) -> bool:
         """An event of the current attempt's answer has come; it may be held back, or have no tokens."""
 
@@ -215,6 +251,12 @@ class Exchange(Protocol):
 
     def fingerprint(self) -> bytes:
         """The same for two requests that would do the same to an engine, whatever their rid."""
+
+    def prefix(self) -> Sequence[int] | str | None:
+        """Prompt and delivered tokens, or the prompt's text while its ids are not known; of a batch, its first prompt.
+
+        None if neither is known.
+        """
 
     def lacks(self, traits: Traits) -> str:
         """What the request asks for and a worker with these traits has not said to have; "" if it has all.
@@ -229,7 +271,8 @@ class Exchange(Protocol):
         """Begin the next attempt, under the name `rid`; the first gives the client's request, later ones continuations.
 
         `rid` is the exchange's own for attempt 0, unless aborts would take that for another live one. A request that is
-        not migratable keeps the client's body, and so its rid. `rank`: the data-parallel rank that is to take it.
+        not migratable keeps the client's body, and so its rid. `rank`: the data-parallel rank that is to take it, which
+        the request then names; None: the first attempt names what its client does, later ones none.
 
         Not to be called once `complete` has given bytes.
         """
@@ -333,6 +376,8 @@ class Format(Protocol):
     methods: frozenset[str]
     #: Endpoints that describe a worker, asked with GET when it joins and when it comes back.
     info_paths: tuple[str, ...]
+    #: Endpoint that gives 503 while somebody has paused the worker.
+    ready_path: str
     #: A worker of the release that the format was written for, started with its default options.
     stock: Traits
 

@@ -22,8 +22,12 @@ class OpaqueExchange:
 
     #: Nobody can name it, so nobody can abort it but by leaving.
     rid = ""
+    pinned: int | None = None
+    session = ""
+    cache_space = b""
     named = False
     answering = False
+    leavable = False
     question: Outbound | None = None
 
     def __init__(self, method: str, target: str, content_type: bytes, body: bytes) -> None:
@@ -39,6 +43,9 @@ class OpaqueExchange:
 
     def fingerprint(self) -> bytes:
         return b""
+
+    def prefix(self) -> Sequence[int] | str | None:
+        return None
 
     def lacks(self, traits: Traits) -> str:
         return ""

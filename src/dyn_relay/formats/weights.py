@@ -35,10 +35,11 @@ class WeightPolicy:
             return offered == had[-1]
         if all(one == offered for one in had):
             return True
-        numbers = [_number(one) for one in (*had, offered)]
-        known = [number for number in numbers if number is not None]
+        numbers = [number(one) for one in (*had, offered)]
+        known = [one for one in numbers if one is not None]
         return len(known) == len(numbers) and max(known) - min(known) <= int(self.text.removeprefix("max-lag="))
 
 
-def _number(version: object) -> int | None:
+def number(version: object) -> int | None:
+    """The version as an integer, if it is the digits of one."""
     return int(version) if isinstance(version, str) and _INTEGER.fullmatch(version) else None

@@ -185,16 +185,18 @@ async def fetch(
     body: bytes = b"",
     timeout: float,
     max_body: int = 64 * 1024 * 1024,
+    fresh: bool = False,
 ) -> Response:
     """Make one request and read its whole response, within `timeout` seconds.
 
     A reused connection that breaks before any response byte is replaced by a fresh one, once: it had gone stale.
+    `fresh`: none is reused, for what must not be done twice.
     Raises `ConnectFailed`, `ConnectionBroken` (also when the peer closes too early), `BadResponse` (also for a body of
     more than `max_body` bytes), `trio.TooSlowError`.
     """
     parts = request_parts(origin, method, path, headers or [], body)
     with trio.fail_after(timeout):
-        upstream = await pool.acquire(origin)
+        upstream = await pool.acquire(origin, fresh=fresh)
         reader = ResponseReader(no_body=method == "HEAD")
         try:
             return await _exchange(upstream, reader, parts, max_body)

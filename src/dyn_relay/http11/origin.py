@@ -33,7 +33,9 @@ class Origin:
         if not parts.hostname:
             raise ValueError(f"{url!r}: the host is missing")
         if "@" in parts.netloc:
-            raise ValueError(f"{url!r}: credentials do not belong into the URL")
+            raise ValueError(
+                f"{url!r}: credentials do not belong into the URL, nor does a rank (--dp-aware finds them)"
+            )
         if parts.query or parts.fragment or url.endswith(("?", "#")):
             raise ValueError(f"{url!r}: a query or fragment does not belong into the URL")
         try:

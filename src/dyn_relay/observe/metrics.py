@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import prometheus_client
 import trio
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 #: Distinct values of one label; engines and clients must not be able to grow the page.
@@ -37,11 +37,26 @@ class EndedAttempt(Protocol):
     last_token: float | None
 
 
+class Policy(Protocol):
+    """What is counted of it; names are bounded."""
+
+    def counts(self) -> Mapping[str, int]:
+        """So far."""
+
+    def sizes(self) -> Mapping[str, int]:
+        """Now."""
+
+
 #: (worker id, state, live attempts)
 WorkerSample = tuple[str, str, int]
 
+#: (source of discovery, whether its last answer is a good one, workers that it names)
+SourceSample = tuple[str, bool, int]
+
 _TTFT = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _INTER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0, 30.0, 120.0)
+
+_QUEUE = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class Histogram(Collector):
@@ -104,6 +119,9 @@ class Metrics(Collector):
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         self._fleet: Callable[[], Iterable[WorkerSample]] = tuple
+        self._sources: Callable[[], Iterable[SourceSample]] = tuple
+        self._policy: Policy | None = None
+        self._dropped: Callable[[], int] = int
 
         def gauge(name: str, text: str) -> prometheus_client.Gauge:
             return prometheus_client.Gauge(f"dyn_relay_{name}", text, registry=registry)
@@ -115,17 +133,23 @@ class Metrics(Collector):
             return Labelled(prometheus_client.Counter(f"dyn_relay_{name}", text, labels, registry=registry))
 
         self.requests_in_flight = gauge("requests_in_flight", "Logical requests being served.")
+        self.queue_depth = gauge("queue_depth", "Requests that wait for --max-concurrent-requests.")
+        self.retry_queue_depth = gauge("retry_queue_depth", "Continuations that wait for --retry-permits.")
+        self.replay_buffer_bytes = gauge("replay_buffer_bytes", "Bodies of requests being served.")
         self.loop_lag_seconds = gauge("loop_lag_seconds", "How late the event loop ran, at worst, in the last 15 s.")
         self.requests_total = labelled("requests", "Logical requests that ended.", "outcome")
         self.attempts_total = labelled("attempts", "Attempts that ended.", "outcome")
         self.migrations_total = labelled("migrations", "Requests continued on another worker.", "reason")
         self.refusals_total = labelled("refusals", "Requests served without protection.", "reason")
+        self.queue_refusals_total = labelled("queue_refusals", "Requests turned away from the queue.", "reason")
         self.poison_total = labelled("poison", "Steps in finding requests that kill workers.", "event")
+        self.worker_transitions_total = labelled("worker_transitions", "Workers that changed state.", "from", "to")
         self.http_requests_total = labelled("http_requests", "HTTP requests answered.", "route", "status_class")
         self.tokens_delivered_total = counter("tokens_delivered", "Tokens delivered to clients.")
         self.tokens_saved_total = counter("tokens_saved", "Tokens that a migration did not generate again.")
         self.cached_tokens_total = counter("cached_tokens", "Prompt tokens found in a cache, by first attempts.")
         self.ttft_seconds = Histogram(registry, "dyn_relay_ttft_seconds", "Time to the first token.", _TTFT)
+        self.queue_wait_seconds = Histogram(registry, "dyn_relay_queue_wait_seconds", "Time in the queue.", _QUEUE)
         self.inter_token_seconds = Histogram(
             registry, "dyn_relay_inter_token_seconds", "Mean time between an attempt's tokens.", _INTER_TOKEN
         )
@@ -164,8 +188,32 @@ class Metrics(Collector):
         """Ask `samples` for the workers at each scrape; nothing is counted in between."""
         self._fleet = samples
 
+    def watch_discovery(self, samples: Callable[[], Iterable[SourceSample]]) -> None:
+        """Ask `samples` for the sources of workers at each scrape."""
+        self._sources = samples
+
+    def watch_policy(self, policy: Policy) -> None:
+        """Ask it for its counts and sizes at each scrape."""
+        self._policy = policy
+
+    def watch_log(self, dropped: Callable[[], int]) -> None:
+        """Ask `dropped` for the log's lost lines at each scrape."""
+        self._dropped = dropped
+
     def collect(self) -> Iterator[Metric]:
-        """For the registry: the workers."""
+        """For the registry: the log, the workers, where they come from, and what the policy counts."""
+        yield CounterMetricFamily("dyn_relay_log_lines_dropped", "Lines of the log that were lost.", self._dropped())
+        up = GaugeMetricFamily(
+            "dyn_relay_discovery_up", "1 if the source's last answer is a good one, else 0.", labels=["source"]
+        )
+        named = GaugeMetricFamily(
+            "dyn_relay_discovery_workers", "Workers in the source's last good answer.", labels=["source"]
+        )
+        for source, well, workers in self._sources():
+            up.add_metric([source], well)
+            named.add_metric([source], workers)
+        yield up
+        yield named
         state = GaugeMetricFamily("dyn_relay_worker_state", "1 for the worker's state.", labels=["worker", "state"])
         load = GaugeMetricFamily("dyn_relay_worker_in_flight", "Attempts at the worker now.", labels=["worker"])
         samples = list(self._fleet())
@@ -178,6 +226,15 @@ class Metrics(Collector):
         yield state
         yield load
         yield total
+        if self._policy is not None:
+            events = CounterMetricFamily("dyn_relay_policy_events", "What the policy has counted.", labels=["event"])
+            for name, count in self._policy.counts().items():
+                events.add_metric([name], count)
+            yield events
+            sizes = GaugeMetricFamily("dyn_relay_policy_size", "What the policy remembers now.", labels=["what"])
+            for name, size in self._policy.sizes().items():
+                sizes.add_metric([name], size)
+            yield sizes
 
     def render(self) -> bytes:
         """The page, as text of `CONTENT_TYPE`."""

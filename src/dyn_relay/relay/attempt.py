@@ -13,7 +13,7 @@ from dyn_relay.fleet.target import Target
 from dyn_relay.formats.base import CannotComplete, End, Exchange, Outbound, Reading
 from dyn_relay.http11.client import Upstream, request_parts
 from dyn_relay.http11.errors import BadResponse, EventTooLarge
-from dyn_relay.http11.headers import Headers, end_to_end
+from dyn_relay.http11.headers import Headers, end_to_end, get
 from dyn_relay.net import ConnectFailed, ConnectionBroken, Ended
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
@@ -25,17 +25,22 @@ from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 
 #: Seconds to wait for the end of the framing after the engine's last word, so that the connection can be reused.
 TAIL_PATIENCE = 0.1
-TOO_MANY_REQUESTS = 429
 #: What a worker says to a key that it does not know.
 _KEY_REFUSED = (401, 403)
 #: Seconds after the sending in which the end of a reused connection is put down to its age.
 STALE_WINDOW = 2.0
 
-_KINDS = {End.REFUSED: Kind.REFUSED, End.BUSY: Kind.BUSY, End.FAILED: Kind.FAILED, End.GARBAGE: Kind.GARBAGE}
+_KINDS = {
+    End.REFUSED: Kind.REFUSED,
+    End.BUSY: Kind.BUSY,
+    End.INTERRUPTED: Kind.INTERRUPTED,
+    End.FAILED: Kind.FAILED,
+    End.GARBAGE: Kind.GARBAGE,
+}
 #: Made anew with the answer that is handed on.
 _REWRITTEN = (b"content-type", b"content-length", MIGRATABLE_HEADER)
 #: Failures that are a whole, well-formed answer: the connection can serve another request.
-_ANSWERS = (Kind.REFUSED, Kind.UNFIT, Kind.KEY, Kind.BUSY, Kind.FAILED)
+_ANSWERS = (Kind.REFUSED, Kind.UNFIT, Kind.KEY, Kind.BUSY, Kind.INTERRUPTED, Kind.FAILED)
 
 
 class Attempt:
@@ -47,15 +52,20 @@ class Attempt:
         exchange: Exchange,
         downstream: Downstream,
         target: Target,
+        rank: int | None,
         rid: str,
         on_token: Callable[[], None],
         *,
         reuse: bool,
         again: bool = False,
     ) -> None:
-        """`reuse`: an idle connection may be used, which can be stale. `again`: the one before this one was."""
+        """`rank`: the one that the request is to name, if any.
+
+        `reuse`: an idle connection may be used, which can be stale. `again`: the one before this one was.
+        """
         self.worker = target.worker
         self._target = target
+        self._rank = rank
         self.rid = rid
         self._reuse = reuse and not again
         self._again = again
@@ -68,6 +78,10 @@ class Attempt:
         self._on_token = on_token
         self._client = downstream.client
         self._scope = trio.CancelScope()
+        #: What the pump is at work in.
+        self._reading = trio.CancelScope()
+        #: Somebody wishes the request to leave the worker, if this says that it still may.
+        self._parting: Callable[[], bool] | None = None
         self._sent_at = 0.0
 
     @property
@@ -82,6 +96,12 @@ class Attempt:
             return []
         return [pair for pair in end_to_end(self.reader.response.headers) if pair[0] not in _REWRITTEN]
 
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds that a busy worker asks for (`Retry-After`); None if it does not, or names a date."""
+        text = get(self.reader.response.headers, b"retry-after") if self.reader is not None else None
+        return float(text) if text is not None and len(text) < 10 and text.isdigit() else None
+
     def unwanted(self) -> None:
         """The request was aborted: if the attempt is not sent yet, it never is."""
         if not self.sent:
@@ -91,6 +111,17 @@ class Attempt:
         """The request was aborted, and the worker did not end it: `run` raises `Unwanted`."""
         self._scope.cancel()
 
+    def part(self, may: Callable[[], bool]) -> None:
+        """Take the request from its worker: `run` gives `Kind.MOVED`, unless it has another end first.
+
+        `may` is asked when the moment has come: until then more tokens may come, or the last one.
+        """
+        self._parting = may
+        if self.sent:
+            self._reading.cancel()
+        else:
+            self._scope.cancel()
+
     async def run(self, headers: Headers) -> Failure | None:
         """Dial, send, read. `headers` go to the worker with the body.
 
@@ -98,7 +129,9 @@ class Attempt:
         """
         with self._scope:
             return await self._run(headers)
-        raise Unwanted
+        if self._parting is None or self.sent:
+            raise Unwanted
+        return self._failure(Kind.MOVED, Phase.DIAL, "")
 
     async def _run(self, headers: Headers) -> Failure | None:
         try:
@@ -110,7 +143,7 @@ class Attempt:
             # connection's age, the worker died with the request in its hands.
             return self._failure(Kind.CUT, Phase.SENT, str(exc))
         try:
-            outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time(), self._target.rank)
+            outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time(), self._rank)
             return await self._converse(upstream, outbound, headers)
         except BaseException:
             upstream.discard()
@@ -217,7 +250,10 @@ class Attempt:
                 ended = Ended.DONE if reader.done else None
             if ended is not None:
                 return await self._ended(ended, upstream, reader)
-            with trio.CancelScope(deadline=silence.deadline(reader)):
+            may_part, self._parting = self._parting, None
+            if may_part is not None and may_part():
+                return self._failure(Kind.MOVED, self._phase(reader), "")
+            with trio.CancelScope(deadline=silence.deadline(reader)) as self._reading:
                 ended = await relay(upstream.connection, self._client, reader)
             kind: Kind | None = None
             if ended is None:
@@ -249,6 +285,9 @@ class Attempt:
         now = trio.current_time()
         if self._client.pending:
             silence.renew(now)  # it is the client that does not take what is there
+            return None, None
+        if self._context.fleet.paused:
+            silence.excuse(now)
             return None, None
         if silence.too_late(reader, now):
             return None, Kind.FIRST_TOKEN
@@ -315,10 +354,10 @@ class Attempt:
             and not self._context.config.forward_authorization
         ):
             return Kind.KEY
+        if end is End.INTERRUPTED and self._context.fleet.paused:
+            return Kind.MOVED  # the pause has done it
         continued = exchange.delivered > 0 and not exchange.attempt_tokens
-        if end is not End.REFUSED or not continued:
-            return _KINDS[end]
-        return Kind.BUSY if reader.response.status == TOO_MANY_REQUESTS else Kind.UNFIT
+        return Kind.UNFIT if end is End.REFUSED and continued else _KINDS[end]
 
     def _phase(self, reader: AnswerReader) -> Phase:
         if self._exchange.attempt_tokens:

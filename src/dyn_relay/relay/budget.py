@@ -13,14 +13,18 @@ from dyn_relay.relay.failure import Failure, Kind
 #: the client's stream is silent meanwhile.
 BACKOFF_BASE = 0.025
 BACKOFF_CAP = 2.0
+#: As many as can make a difference.
+_DOUBLINGS = 20
 
 
-def limited(verdict: Verdict, config: Config, tokens: int) -> Verdict:
-    """A format's verdict on a prompt of `tokens` tokens, within the limits that the proxy sets itself."""
+def limited(verdict: Verdict, config: Config, tokens: int, size: int) -> Verdict:
+    """A format's verdict on a prompt of `tokens` tokens in `size` bytes, within the limits that the proxy sets."""
     if verdict.migratable and not config.migration_limit:
         return Verdict("migration_limit")
     if verdict.migratable and too_long(config, tokens):
         return Verdict("migration_max_seq_len")
+    if verdict.migratable and config.replay_buffer_max is not None and size > config.replay_buffer_max:
+        return Verdict("replay_buffer_max")
     return verdict
 
 
@@ -51,7 +55,7 @@ class AttemptBudget:
         return replace(
             self,
             migrations=max(0, self.migrations - counts),
-            excluded=self.excluded | {failure.worker},
+            excluded=self.excluded | {failure.worker} if failure.rule.avoids else self.excluded,
             laps=1 if counts else self.laps,
             spent=counts and self.migrations == 0,
             history=(*self.history, failure),
@@ -62,6 +66,16 @@ class AttemptBudget:
         if self.laps == 0 or not self.excluded:
             return None
         return replace(self, laps=self.laps - 1, excluded=frozenset())
+
+    @property
+    def barred(self) -> frozenset[str]:
+        """Those that no further lap would bring back."""
+        return frozenset() if self.laps else self.excluded
+
+    @property
+    def moved(self) -> bool:
+        """We have taken the request from a worker that would have answered it."""
+        return any(failure.kind is Kind.MOVED for failure in self.history)
 
     @property
     def busy(self) -> bool:
@@ -78,8 +92,12 @@ class AttemptBudget:
         return replace(self, excluded=frozenset())
 
     def backoff(self, rng: random.Random) -> float:
-        """Seconds to wait before the next attempt, jittered so that a dead worker's streams do not return in step."""
-        tries = len(self.history)
-        if tries == 0:
+        """Seconds to wait before the next attempt, jittered so that a dead worker's streams do not return in step.
+
+        0 after a worker that has not got the request, or not taken it: another one may, now. Who has asked all of them
+        waits before the next lap.
+        """
+        losses = sum(failure.rule.counts for failure in self.history)
+        if losses == 0 or not self.history[-1].rule.counts:
             return 0.0
-        return min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** (tries - 1)) * rng.uniform(0.5, 1.5)
+        return min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** min(losses - 1, _DOUBLINGS)) * rng.uniform(0.5, 1.5)

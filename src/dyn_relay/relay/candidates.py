@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import Exchange
 from dyn_relay.relay.record import RequestRecord
@@ -30,6 +31,21 @@ class Candidates:
     def some_has_all(self) -> bool:
         """Such a worker is in the fleet. While it is, no other one's answer will do, though it be busy or dead."""
         return any(map(self.has_all, self._fleet.staying))
+
+    def rank(self, target: Target) -> int | None:
+        """The rank that an attempt at the target names.
+
+        None if its client asks for one that nobody has: the first attempt says so, for the engine to refuse.
+        """
+        pinned = self._exchange.pinned
+        if pinned is None or self._record.started_work:
+            return target.rank
+        known = any(one.rank == pinned for worker in self._fleet.staying for one in worker.targets)
+        return target.rank if known else None
+
+    def has_room(self, excluded: Collection[str]) -> bool:
+        """A worker that is well could take it now."""
+        return self._fleet.has_room(excluded, self.has_all if self.some_has_all else self.may_take)
 
     def left(self, excluded: Collection[str]) -> list[Worker]:
         """Those that the request has not failed with."""

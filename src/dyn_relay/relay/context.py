@@ -15,6 +15,8 @@ from dyn_relay.observe.metrics import Metrics
 from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.live import LiveRequests
+from dyn_relay.relay.queue import Queue
+from dyn_relay.relay.turnstile import Turnstile
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +35,6 @@ class Context:
     #: Seconds since the epoch, for trace rows; the simulator gives its own.
     wall: Callable[[], float]
     chores: Chores
+    queue: Queue
+    #: For continuations without a token.
+    permits: Turnstile

@@ -14,6 +14,8 @@ from dyn_relay.net import Sink
 #: Says on every answer that a worker takes part in whether the request would survive that worker.
 MIGRATABLE_HEADER = b"x-dyn-relay-migratable"
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+#: What is written down of a client that left before it saw a status: nginx's word for it; nobody is ever sent it.
+CLIENT_CLOSED = 499
 #: Seconds that a client which does not read gets to take the error event that ends its stream.
 FAIL_PATIENCE = 2.0
 _KEEP_ALIVE = comment(b"keep-alive")
@@ -44,7 +46,7 @@ class Downstream:
 
     def __init__(self, connection: ServerConnection) -> None:
         self.connection = connection
-        #: What the client sees; 0 while it has seen nothing.
+        #: What the client sees; 0 while it has seen nothing, `CLIENT_CLOSED` if it has left by then.
         self.status = 0
         #: When the client last got a byte of a stream.
         self.last_write = trio.current_time()
@@ -80,6 +82,10 @@ class Downstream:
     def ended(self) -> bool:
         """The whole answer has been handed to the system."""
         return self._answered or (self._finished and not self.client.pending)
+
+    def left(self) -> None:
+        """The client is gone."""
+        self.status = self.status or CLIENT_CLOSED
 
     def judge(self, verdict: Verdict) -> None:
         """What the answer's header says."""

@@ -9,10 +9,12 @@ from itertools import islice
 import trio
 
 from dyn_relay.formats.base import Answer, CannotComplete, End, Exchange
+from dyn_relay.http11.headers import Headers
 from dyn_relay.relay.attempt import Attempt
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
 from dyn_relay.relay.failure import Failure, Kind
+from dyn_relay.relay.queue import Crowded
 from dyn_relay.relay.record import Outcome, RequestRecord, publish
 from dyn_relay.relay.state import Step
 
@@ -133,6 +135,7 @@ class Ending:
         if self._downstream.given_up:
             self.close(Step.ABORT, Outcome.GIVEN_UP, "proxy")
         else:
+            self._downstream.left()
             self.close(Step.ABORT, Outcome.CLIENT_GONE, "client")
 
     async def poison(self) -> None:
@@ -140,9 +143,14 @@ class Ending:
         words = "workers died under this request before its first token: it is suspected of killing them"
         await self._fail(502, "suspected_poison", words)
 
-    async def timed_out(self, limit: float) -> None:
-        """--request-timeout-secs is over."""
-        await self._fail(504, "request_timeout", f"the request did not end within {limit:g} s")
+    async def crowded(self, refusal: Crowded) -> None:
+        """It did not get its turn."""
+        after = [(b"retry-after", b"%d" % refusal.retry_after)]
+        await self._fail(refusal.status, refusal.reason, str(refusal), after)
+
+    async def timed_out(self, reason: str, words: str) -> None:
+        """Its time is over."""
+        await self._fail(504, reason, words)
 
     async def failed(self, reason: str, history: tuple[Failure, ...], words: str = "") -> None:
         """No attempt may follow the last failure."""
@@ -161,14 +169,15 @@ class Ending:
             return answer
         return replace(answer, headers=[*answer.headers, (CROSSED_HEADER, b"yes")])
 
-    async def _fail(self, status: int, reason: str, message: str) -> None:
+    async def _fail(self, status: int, reason: str, message: str, headers: Headers | None = None) -> None:
         """Tell the client that there is no complete answer, so that it cannot be overlooked."""
         exchange, downstream = self._exchange, self._downstream
         self._record.error = reason
         if downstream.head_sent or downstream.said:
             await downstream.fail(exchange.failure_event(status, reason, message))
         else:
-            await downstream.answer(exchange.failure(status, reason, message, self._record.started_work))
+            answer = exchange.failure(status, reason, message, self._record.started_work)
+            await downstream.answer(replace(answer, headers=[*answer.headers, *(headers or [])]))
         self.close(Step.FAIL, Outcome.FAILED, "proxy")
 
     def close(self, step: Step, outcome: Outcome, closed_by: str) -> None:

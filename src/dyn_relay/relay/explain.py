@@ -18,7 +18,7 @@ def explained(format: Format, config: Config, request: NativeRequest, traits: Tr
     """The format's explanation, within the limits that the proxy sets itself. Raises `ValueError`: "FIELD: ..."."""
 
     def within(verdict: Verdict, tokens: int) -> Verdict:
-        return limited(verdict, config, tokens)
+        return limited(verdict, config, tokens, len(request.body))
 
     found = format.explain(request, traits, after, within, split=config.split_batches)
     verdict = within(found.verdict, found.prompt_tokens)

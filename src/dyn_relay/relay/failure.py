@@ -27,6 +27,8 @@ class Kind(enum.Enum):
     REFUSED = "refused"  #: the engine says 4xx
     KEY = "key"  #: the engine says 401 or 403 to our key: its own trouble, not the client's
     UNFIT = "unfit"  #: the engine says 4xx to a continuation: another one took this request, so it is this one's limit
+    INTERRUPTED = "interrupted"  #: somebody has aborted it at the engine, and --on-abort is resume
+    MOVED = "moved"  #: nothing is wrong: we took it away, since its worker is to be empty, or everything is paused
     GARBAGE = "garbage"  #: broken HTTP framing, an event over the size limit, or not the format's language
 
 
@@ -61,11 +63,15 @@ class Rule:
     abort: bool = False
     #: The request may be what killed the worker, if that turns out to be dead.
     suspicious: bool = False
+    #: This request does not go back to the worker while there is another one.
+    avoids: bool = True
 
 
 _DEATH_BEFORE_TOKENS = Rule(Action.MIGRATE, penalty=True, counts=True, abort=True, suspicious=True)
 _LOST = Rule(Action.MIGRATE, penalty=True, counts=True, abort=True)
 _FAILED = Rule(Action.MIGRATE, penalty=True, counts=True)
+_INTERRUPTED = Rule(Action.MIGRATE, counts=True)
+_MOVED = Rule(Action.MIGRATE, abort=True, avoids=False)
 
 RULES: dict[tuple[Kind, Phase], Rule] = {
     (Kind.CONNECT, Phase.DIAL): Rule(Action.REROUTE, penalty=True),
@@ -86,13 +92,19 @@ RULES: dict[tuple[Kind, Phase], Rule] = {
     (Kind.REFUSED, Phase.TOKENS): Rule(Action.RELAY),
     (Kind.UNFIT, Phase.ANSWERED): Rule(Action.REROUTE),
     (Kind.KEY, Phase.ANSWERED): Rule(Action.REROUTE, penalty=True),
+    (Kind.INTERRUPTED, Phase.ANSWERED): _INTERRUPTED,
+    (Kind.INTERRUPTED, Phase.TOKENS): _INTERRUPTED,
+    (Kind.MOVED, Phase.DIAL): Rule(Action.REROUTE, avoids=False),
+    (Kind.MOVED, Phase.SENT): _MOVED,
+    (Kind.MOVED, Phase.ANSWERED): _MOVED,
+    (Kind.MOVED, Phase.TOKENS): _MOVED,
     (Kind.GARBAGE, Phase.SENT): _LOST,
     (Kind.GARBAGE, Phase.ANSWERED): _LOST,
     (Kind.GARBAGE, Phase.TOKENS): _LOST,
 }
 
 
-_ENGINES_WORDS = (Kind.BUSY, Kind.FAILED, Kind.REFUSED, Kind.UNFIT, Kind.KEY)
+_ENGINES_WORDS = (Kind.BUSY, Kind.INTERRUPTED, Kind.FAILED, Kind.REFUSED, Kind.UNFIT, Kind.KEY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ rid would be aborted with it. Every rid made here is unrelated to all that are l
 from __future__ import annotations
 
 import random
+import re
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Iterator
@@ -15,12 +16,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dyn_relay.relay.request import LogicalRequest
 
+#: 128 random bits at its end, as `uuid4()` writes them.
+_CHANCE = re.compile(r"([0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\Z")
+
 
 class LiveRequests:
     """All logical requests in flight, under their clients' rids."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, *, alone: bool = True) -> None:
+        """`alone`: no other process gives names to the same workers."""
         self._rng = rng
+        self._alone = alone
         self._requests: dict[str, LogicalRequest] = {}
         #: Every rid that some worker may know, the clients' own and the attempts'; in order, for those that extend one.
         self._names: set[str] = set()
@@ -88,7 +94,12 @@ class LiveRequests:
         ]
 
     def related(self, name: str) -> bool:
-        """Is it a prefix of another live name, or an extension of one? An abort of the one would be both's."""
+        """Is it a prefix of another live name, or an extension of one? An abort of the one would be both's.
+
+        The names of other processes are not known here: only one that ends in chance is safe from being related to any.
+        """
+        if not self._alone and not _CHANCE.search(name):
+            return True
         at = bisect_right(self._ordered, name)
         if at < len(self._ordered) and self._ordered[at].startswith(name):
             return True

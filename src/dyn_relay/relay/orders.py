@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 import structlog
 import trio
 
-from dyn_relay.fleet.worker import Worker
+from dyn_relay.fleet.worker import State, Worker
 from dyn_relay.formats.base import Outbound
 from dyn_relay.http11.client import Response, fetch
 from dyn_relay.http11.errors import BadResponse
@@ -40,6 +45,79 @@ async def tell(context: Context, worker: Worker, order: Outbound) -> bool:
         log.debug("order not delivered", worker=worker.id, path=order.path, error=str(exc) or type(exc).__name__)
         return False
     return response.status == 200
+
+
+async def tell_if_alive(context: Context, worker: Worker, order: Outbound) -> bool:
+    """`tell`. One that has just failed is asked first whether it answers at all: once, whoever else has orders for it.
+
+    A dead one's thousand streams would else be a thousand dials.
+    """
+    failed = worker.state in (State.SUSPECT, State.DEAD)
+    if failed and context.fleet.get(worker.id) is worker and not await context.fleet.lives(worker):
+        return False
+    return await tell(context, worker, order)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one worker said to an order that all got. `error`: why there is no answer."""
+
+    worker: Worker
+    answer: Response | None = None
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """It did what it was told. SGLang 0.5.23 can say 200 and `[false]`, or 200 and `{"success": false}`, if not."""
+        if self.answer is None or not 200 <= self.answer.status < 300:
+            return False
+        value = self.value
+        return not any(map(_refuses, value if isinstance(value, list) else [value]))
+
+    @property
+    def value(self) -> Any:
+        """What the answer says: JSON, or else a text; None without an answer."""
+        if self.answer is None:
+            return None
+        try:
+            return msgspec.json.decode(self.answer.body)
+        except (msgspec.MsgspecError, RecursionError):
+            return self.answer.body.decode("utf-8", "replace").strip()
+
+
+def _refuses(value: object) -> bool:
+    return value is False or (isinstance(value, dict) and value.get("success", True) is not True)
+
+
+async def tell_all(
+    context: Context, workers: Sequence[Worker], order: Outbound, headers: Headers, timeout: float, *, once: bool
+) -> list[Said]:
+    """Tell all of them at once, and give what each said, in their order. `timeout` in seconds, for each.
+
+    `once`: it must not be done twice, whatever its method.
+    """
+    said: dict[str, Said] = {}
+
+    async def tell_one(worker: Worker) -> None:
+        own: Headers = [(b"content-type", order.content_type)] if order.content_type else []
+        try:
+            answer = await fetch(
+                *(context.pool, worker.origin, order.method, order.path),
+                headers=[*own, *headers],
+                body=order.body,
+                timeout=timeout,
+                fresh=once,
+            )
+            said[worker.id] = Said(worker, answer)
+        except trio.TooSlowError:
+            said[worker.id] = Said(worker, error=f"no answer within {timeout:g} s")
+        except (ConnectFailed, ConnectionBroken, BadResponse) as exc:
+            said[worker.id] = Said(worker, error=str(exc) or type(exc).__name__)
+
+    async with trio.open_nursery() as nursery:
+        for worker in workers:
+            nursery.start_soon(tell_one, worker)
+    return [said[worker.id] for worker in workers]
 
 
 async def ask(context: Context, worker: Worker, question: Outbound, headers: Headers) -> Response:

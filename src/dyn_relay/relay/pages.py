@@ -1,10 +1,17 @@
-"""The generated parts of `docs/relay.md`: `python -m dyn_relay.relay.pages docs/relay.md` brings them up to date."""
+"""The generated parts of `docs/relay.md` and `docs/operations.md`.
+
+    python -m dyn_relay.relay.pages docs/relay.md docs/operations.md
+
+brings them up to date.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from dyn_relay.fleet.worker import HEALTHY, MEANING, TIER, TRANSITIONS, Signal, State
 from dyn_relay.relay.failure import RULES
 from dyn_relay.relay.state import diagram
 
@@ -22,18 +29,46 @@ def failures() -> str:
     return "\n".join(lines)
 
 
-SECTIONS = {"states": lambda: f"```mermaid\n{diagram()}\n```", "failures": failures}
+def worker_states() -> str:
+    """The states of a worker in Markdown."""
+    asked = ("first", "if there is none of the former", "if there is none of these either", "last")
+    lines = ["| state | | healthy | gets requests |", "|---|---|---|---|"]
+    for state, meaning in MEANING.items():
+        when = "never" if state not in TIER else asked[TIER[state]]
+        when = f"one at a time; others {when}" if state is State.HALF_OPEN else when
+        lines.append(f"| `{state}` | {meaning} | {'yes' if state in HEALTHY else ''} | {when} |")
+    return "\n".join(lines)
 
 
-def refresh(page: str) -> str:
+def worker_transitions() -> str:
+    """The table of their changes in Markdown, by what causes them."""
+    lines = ["| cause | before | after |", "|---|---|---|"]
+    for signal in Signal:
+        before: dict[State, list[str]] = {}
+        for state in State:
+            after = TRANSITIONS.get((state, signal))
+            if after is not None:
+                before.setdefault(after, []).append(f"`{state}`")
+        lines += [f"| {signal} | {', '.join(states)} | `{after}` |" for after, states in before.items()]
+    return "\n".join(lines)
+
+
+#: By page: what makes each of its sections.
+SECTIONS: dict[str, dict[str, Callable[[], str]]] = {
+    "relay.md": {"states": lambda: f"```mermaid\n{diagram()}\n```", "failures": failures},
+    "operations.md": {"worker-states": worker_states, "worker-transitions": worker_transitions},
+}
+
+
+def refresh(name: str, page: str) -> str:
     """The page with each generated section made anew. Raises `ValueError` if a marker is missing."""
-    for name, make in SECTIONS.items():
-        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    for section, make in SECTIONS[name].items():
+        begin, end = f"<!-- {section}:begin -->", f"<!-- {section}:end -->"
         start, stop = page.index(begin) + len(begin), page.index(end)
         page = f"{page[:start]}\n{make()}\n{page[stop:]}"
     return page
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(refresh(path.read_text()))
+    for path in map(Path, sys.argv[1:]):
+        path.write_text(refresh(path.name, path.read_text()))

@@ -86,6 +86,8 @@ class RequestRecord:
     wall: float
     started: float
     state: State = State.OPEN
+    #: Seconds that it waited for its turn.
+    queued: float = 0.0
     #: A worker may have begun to work on it.
     started_work: bool = False
     #: One answer of a split request: the whole's name, and which one it is.
@@ -95,7 +97,7 @@ class RequestRecord:
     outcome: Outcome = Outcome.FAILED
     #: client, proxy or worker.
     closed_by: str = ""
-    #: The status that the client saw; 0 if it saw none.
+    #: The status that the client saw; 499 if it left before, 0 if it saw none for another reason.
     status: int = 0
     migratable: bool = True
     #: The field that forbids migration; "" if none does.
@@ -151,6 +153,7 @@ class RequestRecord:
             "resampled": self.resampled,
             "recomputed_rows": self.recomputed_rows,
             "closed_by": self.closed_by,
+            "queued": self.queued,
             "ttft": self.ttft,
             "duration": self.ended - self.started,
             "attempts": [attempt.row(number, self.started) for number, attempt in enumerate(self.attempts)],

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
 import trio
 
-from dyn_relay.fleet.poison import Finding, NotYet, SuspectedPoison, Trial
-from dyn_relay.fleet.policies.base import Ask
+from dyn_relay.fleet.poison import Finding, SuspectedPoison, Trial
 from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import UNKNOWN, CannotComplete, Exchange, Traits
 from dyn_relay.http11.headers import Headers
 from dyn_relay.net import ConnectionBroken
+from dyn_relay.relay.affinity import key_of
 from dyn_relay.relay.attempt import Attempt
-from dyn_relay.relay.budget import AttemptBudget, limited, too_long
-from dyn_relay.relay.candidates import Candidates
+from dyn_relay.relay.budget import limited, too_long
+from dyn_relay.relay.choice import Choice
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
 from dyn_relay.relay.ending import Ending
 from dyn_relay.relay.failure import Action, Failure, Kind
-from dyn_relay.relay.orders import tell
+from dyn_relay.relay.orders import tell, tell_if_alive
+from dyn_relay.relay.queue import Crowded, Entry
 from dyn_relay.relay.record import AttemptRecord, Outcome, RequestRecord
 from dyn_relay.relay.state import Step
+from dyn_relay.relay.turnstile import Place
 from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 
 T = TypeVar("T")
@@ -52,9 +53,14 @@ class LogicalRequest:
         path: str,
         *,
         native: bool,
+        size: int,
+        entry: Entry | None,
         safe: bool = False,
     ) -> None:
-        """`headers` go to each worker; `native`: on a format's own path, not bridged; `safe`: it changes nothing."""
+        """`headers` go to each worker; `native`: on a format's own path, not bridged; `safe`: it changes nothing.
+
+        `size`: of the client's body, in bytes; `entry`: where it waits for its turn, if anywhere.
+        """
         self.rid = exchange.rid
         #: What its client calls it, where that is not its rid: it, too, may be used to abort it.
         self.alias = ""
@@ -68,22 +74,16 @@ class LogicalRequest:
         self._headers = headers
         self._native = native
         self._safe = safe
+        self._size = size
+        self._entry = entry
         self._downstream = downstream
         self._ending = Ending(context, exchange, self._downstream, self.record, native=native)
         self._client = downstream.client
-        self._budget = AttemptBudget(context.config.migration_limit)
-        self._candidates = Candidates(context.fleet, exchange, self.record)
+        key = key_of(headers, exchange, context.config)
+        self._choice = Choice(context, exchange, self.record, self._client, key, native=native)
         #: The attempt in progress, and the one that failed last.
         self._current: Attempt | None = None
         self._last: Attempt | None = None
-        #: What the request waits in between two attempts; an abort ends it.
-        self._between: trio.CancelScope | None = None
-        #: Since when every worker that can be asked is busy.
-        self._busy_since: float | None = None
-        #: The worker that the request was judged by.
-        self._first: Worker | None = None
-        #: The failure that the next token will have survived, for the metrics.
-        self._surviving = ""
 
     async def serve(self) -> None:
         """Run the request to its end. Raises what is a defect of ours, after the request has ended."""
@@ -104,15 +104,13 @@ class LogicalRequest:
         return None
 
     async def _guarded(self) -> None:
-        limit, ending = self._context.config.request_timeout_secs, self._ending
+        ending = self._ending
         try:
-            if not limit:
-                return await self._run()
-            with trio.move_on_after(limit):
+            with self._choice.recovery.scope:
                 return await self._run()
             self._leave()
             if not self._answered():
-                await ending.timed_out(limit)
+                await ending.timed_out(*self._choice.recovery.expired)
         except (ClientGone, ConnectionBroken):
             self._leave()
             ending.left()
@@ -128,6 +126,8 @@ class LogicalRequest:
             self.record.error = "internal_error"
             ending.close(Step.FAIL, Outcome.FAILED, "proxy")
             raise
+        finally:
+            self._choice.recovery.release()
 
     def _answered(self) -> bool:
         """Was the request interrupted when its client had the whole answer, and only the framing was awaited?"""
@@ -137,103 +137,54 @@ class LogicalRequest:
 
     async def _run(self) -> None:
         try:
+            await self._enter()
             while not self.abort_wished:
-                target = await self._choose()
+                if self.record.started_work and self._context.fleet.calm.disturbed:
+                    await self._choice.wait(self._context.fleet.calm.wait)
+                target = await self._choice.target()
                 if target is None:
                     if not self.record.attempts:
                         self._admit(UNKNOWN)  # for the header of what is about to be said
-                    unfit = self._candidates.unfit(self._budget.excluded)
-                    return await self._ending.nobody_left(self._last, self._budget.history, unfit)
+                    unfit = self._choice.candidates.unfit(self._choice.budget.excluded)
+                    return await self._ending.nobody_left(self._last, self._choice.budget.history, unfit)
                 failure = await self._try(target)
-                if failure is not None and failure.kind is Kind.STALE and not self.abort_wished:
+                if failure is not None and failure.kind is Kind.STALE and self._may_redial(target):
                     # Under another name: the worker may have read the request, and be at work on it.
                     self._leave()
                     self.record.step(Step.CUT)
                     failure = await self._try(target, again=True)
                 if failure is None:
                     assert self._last is not None
+                    self._choice.recovery.release()
                     return await self._ending.finish(self._last)
                 if not await self._survives(failure):
                     return None
-                await self._wait(partial(trio.sleep, self._budget.backoff(self._context.rng)))
+                if pause := self._choice.budget.backoff(self._context.rng):
+                    await self._choice.wait(partial(trio.sleep, pause))
         except Unwanted:
             self._current = None
         except CannotComplete as exc:
-            return await self._ending.cannot_continue(exc.reason, self._budget.history)
+            return await self._ending.cannot_continue(exc.reason, self._choice.budget.history)
         except SuspectedPoison:
             return await self._ending.poison()
+        except Crowded as exc:
+            self._admit(UNKNOWN)
+            return await self._ending.crowded(exc)
         return await self._ending.abort()
 
-    # -- choosing --------------------------------------------------------------------------------------------------
-
-    async def _choose(self) -> Target | None:
-        """A target for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
-        known, met = False, set[str]()
-        if self._first is not None:
-            # Of a worker whose infos could not be read at first they may have come since.
-            self._exchange.know(self._first.traits)
-        while True:
-            target = await self._pick()
-            if target is not None and self._native and target.worker.unmet and target.worker.id not in met:
-                # It has just joined. What depends on its infos would be refused, or go where it cannot be answered.
-                met.add(target.worker.id)
-                await self._wait(partial(self._context.fleet.relearn, [target.worker]))
-                continue
-            if target is not None:
-                return target
-            excluded = self._budget.excluded
-            if not known and self._candidates.unfit(excluded):
-                # What is known of them may be old: weights are updated in place.
-                known = True
-                await self._wait(partial(self._context.fleet.relearn, self._candidates.left(excluded)))
-                continue
-            if not excluded:
-                if not self._patient():
-                    return None
-                await self._wait(partial(trio.sleep, LOOK_INTERVAL))
-                continue
-            lap = self._budget.lap() or (self._budget.again() if self._patient() else None)
-            if lap is None:
-                return None
-            self._budget = lap
-
-    async def _pick(self) -> Target | None:
-        """One that has all that is asked for; if the fleet has none, any that may: its own answer will say so."""
-        target = await self._pick_from(self._candidates.has_all)
-        if target is None and not self._candidates.some_has_all:
-            target = await self._pick_from(self._candidates.may_take)
-        return target
-
-    async def _pick_from(self, accept: Callable[[Worker], bool]) -> Target | None:
-        fleet, exchange, excluded = self._context.fleet, self._exchange, self._budget.excluded
-        asked = Ask(exchange.generations, resumed=exchange.delivered > 0)
-        if self._proven or not fleet.wary:
-            return fleet.pick(excluded, accept, asked)
-        while True:
+    async def _enter(self) -> None:
+        """Wait for the request's turn. Raises `Crowded`, `ClientGone`, `Unwanted`."""
+        if self._entry is not None:
             try:
-                return fleet.choose_now(exchange.fingerprint(), excluded, accept, asked)
-            except NotYet:
-                await self._wait(fleet.changed)
+                await self._choice.wait(self._entry.wait)
+            finally:
+                self.record.queued = trio.current_time() - self.record.started
 
-    def _patient(self) -> bool:
-        """Tokens are at stake and some worker is only busy: is there still time to ask again?"""
-        now = trio.current_time()
-        if not self._exchange.delivered or not self._budget.busy:
-            return False
-        if self._busy_since is None:
-            self._busy_since = now
-        return now < self._busy_since + self._context.config.busy_patience_secs
+    # -- before it -------------------------------------------------------------------------------------------------
 
-    async def _wait(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Wait between two attempts. Raises `ClientGone`, `Unwanted`."""
-        with trio.CancelScope() as self._between:
-            return await unless_gone(self._client, work)
-        raise Unwanted
-
-    @property
-    def _proven(self) -> bool:
-        """It cannot be what kills workers: it has given tokens, or is none of our format's requests."""
-        return bool(self._exchange.delivered) or not self._native
+    def _may_redial(self, target: Target) -> bool:
+        fleet = self._context.fleet
+        return target.worker in fleet.staying and not (self.abort_wished or (fleet.paused and self._native))
 
     @property
     def _repeatable(self) -> bool:
@@ -244,7 +195,7 @@ class LogicalRequest:
         """Judge the request by the worker that will see it first."""
         exchange, record = self._exchange, self.record
         tokens = exchange.prompt_tokens + exchange.delivered
-        verdict = exchange.verdict = limited(exchange.admit(traits), self._context.config, tokens)
+        verdict = exchange.verdict = limited(exchange.admit(traits), self._context.config, tokens, self._size)
         self._downstream.judge(verdict)
         record.migratable, record.refusal = verdict.migratable, verdict.reason
         # What is not migratable goes out as it is: under the client's name, or under one that only its worker knows.
@@ -257,23 +208,32 @@ class LogicalRequest:
 
         `again`: at the same worker, whose idle connection had gone stale.
         """
-        context, exchange, fleet, worker = self._context, self._exchange, self._context.fleet, target.worker
+        context, exchange, choice = self._context, self._exchange, self._choice
+        fleet, worker = context.fleet, target.worker
         if not self.record.started_work:
-            self._first = worker
+            choice.first = worker
             self._admit(worker.traits)
         record = AttemptRecord(worker.id, worker.url, self._name(), trio.current_time(), exchange.delivered)
         self.record.attempts.append(record)
         self.record.step(Step.DISPATCH)
         fingerprint = exchange.fingerprint() if fleet.wary else b""
         lease = fleet.lease(target, exchange.generations, lambda: exchange.prompt_tokens + exchange.delivered)
-        with lease, fleet.trial(worker, fingerprint, proven=self._proven) as trial:
+        with lease, fleet.trial(worker, fingerprint, proven=choice.proven) as trial:
 
             def on_token() -> None:
                 trial.token()
-                self._survived(record.resumed_from)
+                choice.progressed(record.resumed_from)
 
             attempt = self._current = Attempt(
-                *(context, exchange, self._downstream, target, record.rid, on_token),
+                *(
+                    context,
+                    exchange,
+                    self._downstream,
+                    target,
+                    self._choice.candidates.rank(target),
+                    record.rid,
+                    on_token,
+                ),
                 reuse=self._repeatable,
                 again=again,
             )
@@ -287,8 +247,13 @@ class LogicalRequest:
                 fleet.report(worker, True)
                 self._current, self._last = None, attempt
                 return None
+            if failure.kind is Kind.INTERRUPTED:
+                fleet.calm.disturb()
             if failure.rule.penalty and not self.abort_wished:
-                fleet.report(worker, False, failure.words, failure.kind.value)
+                refused = failure.kind is Kind.KEY
+                fleet.report(worker, False, failure.words, failure.kind.value, key_refused=refused)
+            if failure.kind is Kind.BUSY:
+                fleet.full(target, attempt.retry_after)
             if self._suspicious(failure, record):
                 await self._investigate(attempt, trial)
         return failure
@@ -308,14 +273,7 @@ class LogicalRequest:
         speaks against it.
         """
         late = self._ending.unseen and record.ended - record.started > SUSPICION_WINDOW
-        return failure.rule.suspicious and not self._proven and not late
-
-    def _survived(self, resumed_from: int) -> None:
-        """The first token of an attempt is there."""
-        self._busy_since = None
-        if self._surviving:
-            self._context.metrics.migrated(self._surviving, resumed_from)
-            self._surviving = ""
+        return failure.rule.suspicious and not self._choice.proven and not late
 
     def _name(self) -> str:
         """The rid for the next attempt: the client's own until a worker may know it, then fresh ones.
@@ -348,12 +306,58 @@ class LogicalRequest:
     def abort(self) -> None:
         """Somebody wishes this request to end: its current worker is told, and nothing is resumed."""
         self.abort_wished = True
-        if self._between is not None:
-            self._between.cancel()
+        self._choice.interrupt()
         if self._current is not None:
             self._current.unwanted()
             if self._current.sent:
                 self._context.chores.start(partial(self._tell_until_ended, self._current))
+
+    # -- taken away ------------------------------------------------------------------------------------------------
+
+    def movable(self, worker: Worker) -> bool:
+        """The attempt is there, and another worker could go on with it at once."""
+        attempt = self._current
+        return attempt is not None and attempt.worker is worker and self._movable(attempt)
+
+    @property
+    def permitted(self) -> bool:
+        """It has a permit for a continuation, which has no token yet."""
+        return self._choice.recovery.holds
+
+    def move(self, worker: Worker, permit: Place | None = None) -> None:
+        """`worker` is to be empty: if the request is `movable`, end the attempt; the next one has the permit.
+
+        None: the one that it has.
+        """
+        if not self.movable(worker):
+            if permit is not None:
+                permit.leave()
+            return
+        attempt = self._current
+        assert attempt is not None
+        if permit is not None:
+            self._choice.recovery.take(permit)
+        attempt.part(partial(self._may_part, attempt))
+
+    def hold(self) -> None:
+        """Everything is paused: an attempt that is not sent yet never is."""
+        if self._current is not None and not self._current.sent:
+            self._current.part(lambda: True)
+
+    def _may_part(self, attempt: Attempt) -> bool:
+        """Is the request `movable` still, now that its attempt can be ended? If not, others can use the permit."""
+        if not self._movable(attempt):
+            self._choice.recovery.release()
+            return False
+        self._choice.left = attempt.worker
+        return True
+
+    def _movable(self, attempt: Attempt) -> bool:
+        exchange, fleet = self._exchange, self._context.fleet
+        tokens = exchange.prompt_tokens + exchange.delivered
+        if attempt.sent and (not exchange.leavable or too_long(self._context.config, tokens)):
+            return False
+        return not (self.abort_wished or fleet.paused) and self._choice.candidates.has_room(self._choice.budget.barred)
 
     async def _tell_until_ended(self, attempt: Attempt) -> None:
         """An abort may overtake the request that it means: say it again while the attempt goes on, then end it here."""
@@ -371,7 +375,7 @@ class LogicalRequest:
             return
         if not self._context.live.related(attempt.rid):  # a related one is not migratable, and kept its name
             order = self._context.format.abort(attempt.rid)
-            self._context.chores.start(partial(tell, self._context, attempt.worker, order))
+            self._context.chores.start(partial(tell_if_alive, self._context, attempt.worker, order))
 
     # -- after a failure -------------------------------------------------------------------------------------------
 
@@ -382,8 +386,8 @@ class LogicalRequest:
         if failure.rule.abort:
             self._leave()
         self._current, self._last = None, attempt
-        self._budget = self._budget.after(failure)
-        history = self._budget.history
+        self._choice.budget = self._choice.budget.after(failure)
+        history = self._choice.budget.history
         if failure.rule.action is Action.RELAY or self._engine_has_spoken(failure, attempt):
             await ending.relay_engine(attempt, history)
             return False
@@ -395,10 +399,12 @@ class LogicalRequest:
             return True  # `_run` ends it
         reason = self._forbids(failure)
         if not reason:
-            self._surviving = failure.kind.value if failure.rule.counts else self._surviving
+            self._choice.recovery.begin(failure)
             self.record.step(Step.CUT)
             return True
-        if failure.kind is Kind.FAILED and not self._exchange.delivered:
+        if failure.kind is Kind.INTERRUPTED:
+            await ending.abort()  # it was somebody's wish, after all
+        elif failure.kind is Kind.FAILED and not self._exchange.delivered:
             await ending.relay_engine(attempt, history)
         else:
             await ending.failed(reason, history)
@@ -413,7 +419,7 @@ class LogicalRequest:
         """Why no attempt may follow, a bounded label; "" if one may."""
         if failure.rule.action is Action.MIGRATE and not self._exchange.verdict.migratable:
             return self._exchange.verdict.reason
-        if self._budget.spent:
+        if self._choice.budget.spent:
             return "migration_limit"
         tokens = self._exchange.prompt_tokens + self._exchange.delivered
         if failure.rule.action is Action.MIGRATE and too_long(self._context.config, tokens):

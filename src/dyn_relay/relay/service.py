@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import trio
 
-from dyn_relay.formats.base import Answer, Bundle, Exchange, Explanation, NativeRequest, Rejected, Traits
+from dyn_relay.formats.base import (
+    Answer,
+    Bundle,
+    Exchange,
+    Explanation,
+    NativeRequest,
+    Outbound,
+    Rejected,
+    Traits,
+)
 from dyn_relay.formats.opaque import OpaqueExchange
 from dyn_relay.http11.headers import Headers, get
 from dyn_relay.http11.server import Request, ServerConnection
@@ -14,7 +25,8 @@ from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
 from dyn_relay.relay.explain import explained
 from dyn_relay.relay.headers import native_headers, to_worker
-from dyn_relay.relay.orders import tell
+from dyn_relay.relay.orders import Said, tell, tell_all
+from dyn_relay.relay.queue import GENERATING, Entry
 from dyn_relay.relay.record import Outcome, RequestRecord, publish
 from dyn_relay.relay.request import LogicalRequest
 from dyn_relay.relay.split import SplitRequest
@@ -74,15 +86,19 @@ class Relay:
             await self._reject(connection, path, context.format.duplicate(native, taken), "rid", taken)
             return
         headers = native_headers(to_worker(request.headers, context.config))
-        if isinstance(opened, Bundle):
-            split = SplitRequest(context, connection, opened, headers, path)
-            for one in split.requests:
-                self._enter(one)
-            await split.serve(self._run)
-        else:
-            alone = LogicalRequest(context, Downstream(connection), opened, headers, path, native=True)
-            self._enter(alone)
-            await self._run(alone)
+        size = len(request.body)
+        with self._queued(size) as entry:
+            if isinstance(opened, Bundle):
+                split = SplitRequest(context, connection, opened, headers, path, size=size, entry=entry)
+                for one in split.requests:
+                    self._enter(one)
+                await split.serve(self._run)
+            else:
+                alone = LogicalRequest(
+                    *(context, Downstream(connection), opened, headers, path), native=True, size=size, entry=entry
+                )
+                self._enter(alone)
+                await self._run(alone)
 
     def _open(self, request: NativeRequest) -> Exchange | Bundle:
         """Raises `Rejected`."""
@@ -109,8 +125,27 @@ class Relay:
         exchange = OpaqueExchange(request.method, target, content_type, request.body)
         headers = to_worker(request.headers, context.config)
         safe = request.method in _SAFE
-        downstream = Downstream(connection)
-        await LogicalRequest(context, downstream, exchange, headers, request.path, native=False, safe=safe).serve()
+        downstream, size = Downstream(connection), len(request.body)
+        generating = request.path.rstrip("/") in GENERATING and not safe
+        with self._queued(size) if generating else nullcontext() as entry:
+            await LogicalRequest(
+                *(context, downstream, exchange, headers, request.path),
+                native=False,
+                size=size,
+                entry=entry,
+                safe=safe,
+            ).serve()
+
+    @contextmanager
+    def _queued(self, size: int) -> Iterator[Entry | None]:
+        """A place for a request with a body of so many bytes, for as long as it lives."""
+        held = self._context.metrics.replay_buffer_bytes
+        held.inc(size)
+        try:
+            with self._context.queue.join() or nullcontext() as entry:
+                yield entry
+        finally:
+            held.dec(size)
 
     def _enter(self, request: LogicalRequest) -> None:
         self._context.live.add(request)
@@ -124,20 +159,47 @@ class Relay:
             self._context.metrics.requests_in_flight.dec()
             self._context.live.remove(request)
 
-    def abort(self, rid: str, *, everything: bool) -> None:
-        """Abort what stock SGLang would abort: the rids that begin with `rid`, or everything.
-
-        Live requests are followed to their current worker; nothing of them is resumed. A rid that is not live here may
-        be known to a worker (a chat completion's): then every worker is told, in the client's words.
-        """
+    async def tell_all(self, request: Request, timeout: float, *, once: bool = True) -> list[Said]:
+        """Hand a client's request on to every worker, and give what each said: see `orders.tell_all`."""
         context = self._context
-        requests = list(context.live) if everything else context.live.matching(rid)
+        target = f"{request.path.rstrip('/')}?{request.query}" if request.query else request.path.rstrip("/")
+        content_type = get(request.headers, b"content-type") or b""
+        order = Outbound(request.method, target, request.body, content_type)
+        headers = native_headers(to_worker(request.headers, context.config))
+        return await tell_all(context, context.fleet.workers, order, headers, timeout, once=once)
+
+    def pause(self) -> None:
+        """From now on no attempt begins: requests wait for `go_on`. What was not sent yet is taken back."""
+        self._context.fleet.pause(True)
+        for request in self._context.live:
+            request.hold()
+
+    def go_on(self) -> None:
+        """End a pause."""
+        self._context.fleet.pause(False)
+
+    def relearn(self) -> None:
+        """Read what all workers say of themselves, soon."""
+        fleet = self._context.fleet
+        self._context.chores.start(partial(fleet.relearn, fleet.workers))
+
+    def abort(self, rid: str, *, everything: bool) -> int:
+        """Abort what stock SGLang would abort: the rids that begin with `rid`, or everything; says how many there were.
+
+        Live requests are followed to their current worker; nothing of them is resumed.
+        """
+        live = self._context.live
+        requests = list(live) if everything else live.matching(rid)
         for request in requests:
             request.abort()
-        if everything or not requests:
-            order = context.format.abort_all() if everything else context.format.abort(rid)
-            for worker in context.fleet.workers:
-                context.chores.start(partial(tell, context, worker, order))
+        return len(requests)
+
+    def tell_workers(self, rid: str, *, everything: bool) -> None:
+        """Abort what is not live here, but may be known to a worker (a chat completion), in the client's words."""
+        context = self._context
+        order = context.format.abort_all() if everything else context.format.abort(rid)
+        for worker in context.fleet.workers:
+            context.chores.start(partial(tell, context, worker, order))
 
 
 async def _answer(connection: ServerConnection, answer: Answer, extra: Headers | None = None) -> None:

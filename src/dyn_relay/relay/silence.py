@@ -24,7 +24,7 @@ class Silence:
     def __init__(self, config: Config, exchange: Exchange, sent_at: float) -> None:
         self._config = config
         self._exchange = exchange
-        self._sent_at = sent_at
+        self._sent_at = self._begun_at = sent_at
         self._checked_at = sent_at
         #: What was last heard when the worker was granted another timeout.
         self._granted_for = -1.0
@@ -48,6 +48,10 @@ class Silence:
     def renew(self, now: float) -> None:
         """Begin again to count: it is not the worker that is slow."""
         self._checked_at = now
+
+    def excuse(self, now: float) -> None:
+        """As `renew`, for the first token as well: the worker is paused."""
+        self._checked_at = self._begun_at = now
 
     def judge(self, reader: AnswerReader, asked_at: float, probe: Probe, now: float) -> Kind | None:
         """The worker was asked for its health; is the silence a stall? A token that came meanwhile is an answer."""
@@ -79,7 +83,7 @@ class Silence:
         visible = self._exchange.streaming or self._exchange.verdict.migratable
         if not limit or reader.first_token is not None or not visible:
             return math.inf
-        return self._sent_at + limit
+        return self._begun_at + limit
 
     def _heard(self, reader: AnswerReader) -> float:
         heard = reader.last_token if self._exchange.verdict.migratable else reader.last_event

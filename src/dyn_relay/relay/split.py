@@ -20,6 +20,7 @@ from dyn_relay.net import Sink
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import FAIL_PATIENCE, Downstream
 from dyn_relay.relay.ending import CROSSED_HEADER
+from dyn_relay.relay.queue import Entry
 from dyn_relay.relay.request import LogicalRequest
 
 
@@ -100,8 +101,17 @@ class SplitRequest:
     """One client request for several answers, from its dispatch to its end."""
 
     def __init__(
-        self, context: Context, connection: ServerConnection, bundle: Bundle, headers: Headers, path: str
+        self,
+        context: Context,
+        connection: ServerConnection,
+        bundle: Bundle,
+        headers: Headers,
+        path: str,
+        *,
+        size: int,
+        entry: Entry | None,
     ) -> None:
+        """`size`: of the client's body, in bytes; `entry`: where the whole waits for its turn, if anywhere."""
         self.downstream = Downstream(connection)
         #: Nobody wants the items' answers any more: the client left, or one of them failed.
         self.over = trio.Event()
@@ -122,7 +132,10 @@ class SplitRequest:
         self._broken = False
         self._defects: list[Exception] = []
         self._parts = [Part(self, connection, item) for item in bundle.items]
-        self.requests = [LogicalRequest(context, part, part.item, headers, path, native=True) for part in self._parts]
+        self.requests = [
+            LogicalRequest(context, part, part.item, headers, path, native=True, size=size, entry=entry)
+            for part in self._parts
+        ]
         for index, (request, item) in enumerate(zip(self.requests, bundle.items, strict=True)):
             request.alias = item.alias
             request.record.bundle, request.record.index = bundle.name, index
@@ -230,7 +243,8 @@ class SplitRequest:
     async def _conclude(self) -> None:
         downstream = self.downstream
         if self.over.is_set() and not self.failed:
-            return  # the client has left
+            downstream.left()
+            return
         late = self._instead is not None and downstream.head_sent  # by a comment at that very moment
         if self._broken or late:
             try:

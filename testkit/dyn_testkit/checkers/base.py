@@ -18,8 +18,8 @@ DEFAULT_BUDGET = 128
 #: Seconds by which two sums that stand for the same moment may differ.
 ROUNDING = 1e-6
 
-#: Ends of an attempt that are no failure of its worker: its client's doing, or its connection's age.
-INNOCENT = (None, "left", "stale", "refused")
+#: Ends of an attempt that are no failure of its worker: its client's or its operator's doing, or its connection's age.
+INNOCENT = (None, "left", "stale", "refused", "moved")
 
 
 def prompt_of(body: Mapping[str, Any]) -> list[int]:

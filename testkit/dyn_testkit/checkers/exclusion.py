@@ -8,7 +8,7 @@ from dyn_testkit.checkers.base import Finding
 from dyn_testkit.history import History
 
 #: Ends of an attempt that say nothing about its worker: the request may stay.
-_STAYS = (None, "left", "stale")
+_STAYS = (None, "left", "stale", "moved")
 
 
 def check(history: History) -> Iterator[Finding]:

@@ -8,9 +8,9 @@ from dyn_testkit.checkers.base import Finding
 from dyn_testkit.history import History
 
 #: Ends of an attempt that use up one of the migrations: its worker may have been at work on it.
-_COUNTED = frozenset({"cut", "stall", "first_token", "failed", "garbage"})
-#: Ends that say nothing about the next try: a worker that is busy may be asked again and again.
-_FREE = frozenset({"busy", "stale"})
+_COUNTED = frozenset({"cut", "stall", "first_token", "interrupted", "failed", "garbage"})
+#: Ends that say nothing about the next try: a worker that is busy, or is to be empty, may be asked again and again.
+_FREE = frozenset({"busy", "stale", "moved"})
 
 
 def check(history: History) -> Iterator[Finding]:

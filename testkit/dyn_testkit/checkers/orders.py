@@ -11,7 +11,7 @@ from dyn_testkit.history import History
 #: Seconds within which an abort must have ended its request: it is repeated for 5 s, and a token may take its time.
 SOON = 60.0
 #: Ends of an attempt after which its worker may be at work on it still.
-_GIVEN_UP = ("cut", "stall", "left")
+_GIVEN_UP = ("cut", "stall", "left", "moved")
 
 
 def check(history: History) -> Iterator[Finding]:

@@ -95,6 +95,7 @@ def _server_args(worker: MockWorker) -> dict[str, Any]:
         "enable_return_indexer_topk": options.indexer_topk,
         "enable_deterministic_inference": options.deterministic,
         "disaggregation_mode": "null",
+        "random_seed": worker.seed,
     }
 
 
@@ -108,7 +109,8 @@ async def _server_info(worker: MockWorker, request: Request) -> Reply:
         "status": "ready",
         "max_total_num_tokens": 1 << 20,
         "max_req_input_len": options.model.max_input,
-        "kv_events": None,
+        "kv_events": worker.kv_publisher.descriptor() if worker.kv_publisher else None,
+        "startup_time": {"scheduler_e2e": 1.0 + worker.seed / 2**32},
         "internal_states": [args] * options.dp_size,
         "version": options.version,
         "frontend": "python",
@@ -167,6 +169,8 @@ async def _flush(worker: MockWorker, request: Request) -> Reply:
     if worker.scheduler.live:
         return Reply(400, b"Flush cache failed.\n", content_type=None)
     worker.scheduler.cache.clear()
+    for cache in worker.scheduler.pages:
+        cache.clear()
     return Reply(200, _CACHE_FLUSHED, content_type=None)
 
 

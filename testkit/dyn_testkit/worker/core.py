@@ -21,6 +21,8 @@ from dyn_testkit.worker.control import ROUTES, authorize, method_refused
 from dyn_testkit.worker.generate import Generator, Scheduler
 from dyn_testkit.worker.inject import AnswerCut, Injector
 from dyn_testkit.worker.jobs import Reader
+from dyn_testkit.worker.kv_events import KvPublisher
+from dyn_testkit.worker.kv_log import KvFaults, KvLog
 from dyn_testkit.worker.options import WorkerOptions
 from dyn_testkit.worker.render import Renderer
 from dyn_testkit.worker.wire import TEXT, BadRequest, Reply, Request, keeps_alive, read_request, reply_bytes
@@ -89,13 +91,21 @@ class MockWorker:
         self._up = trio.Event()
         self._revived = trio.Event()
         self._changed = trio.Event()
+        #: What goes wrong with its KV events, and what each rank of its present life publishes.
+        self.kv_faults = KvFaults()
+        self.kv_logs: list[KvLog] = []
+        kv = self.options.kv_events
+        self.kv_publisher = KvPublisher(host, self.options.dp_size, kv) if kv else None
         self._boot()
 
     def _boot(self) -> None:
-        """A fresh process: nothing live, an empty cache, the weights it was started with."""
+        """A fresh process: nothing live, an empty cache, the weights it was started with, a seed of its own."""
+        self.seed = mix(mix_text(self.port, self.host), self.deaths) >> 34  # stock draws 30 bits
         self.renderer = Renderer(self.options)
         self.model_path = self.options.model_path
-        self.scheduler = Scheduler(self.options, made=self.made)
+        kv = self.options.kv_events
+        self.kv_logs = [KvLog(rank, kv, self.kv_faults) for rank in range(self.options.dp_size)] if kv else []
+        self.scheduler = Scheduler(self.options, made=self.made, pages=[log.cache for log in self.kv_logs])
         reader = Reader(self.options, self._new_rid, self._next_rank, self._next_draw)
         self._generator = Generator(self.scheduler, reader, self.renderer)
 
@@ -147,11 +157,23 @@ class MockWorker:
                 task_status.started()
             try:
                 with trio.CancelScope() as self._life:
-                    await self._accept(listener)
+                    await self._live(listener)
             finally:
                 listener.close()
             await self._revived.wait()
             self._revived = trio.Event()
+
+    async def _live(self, listener: Listener) -> None:
+        """One life: serve, and publish."""
+        if self.kv_publisher is None:
+            await self._accept(listener)
+            return
+        logs = self.kv_logs
+        with self.kv_publisher.open() as sockets:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.kv_publisher.run, logs, sockets)
+                await self._accept(listener)
+                nursery.cancel_scope.cancel()
 
     async def _accept(self, listener: Listener) -> None:
         async with trio.open_nursery() as nursery:
@@ -189,6 +211,8 @@ class MockWorker:
         if not self.alive or self._life is None or self._listener is None:
             return
         self.deaths += 1
+        for log in self.kv_logs:
+            log.listeners.clear()  # what ends with it tells nothing more
         self._up = trio.Event()
         self._life.cancel()
         self._listener.close()

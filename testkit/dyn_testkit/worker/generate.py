@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from dyn_testkit.worker.contract import (
 )
 from dyn_testkit.worker.inject import AnswerCut, Injector
 from dyn_testkit.worker.jobs import Job, Reader, schedule
+from dyn_testkit.worker.kv_cache import KvCache
 from dyn_testkit.worker.options import WorkerOptions
 from dyn_testkit.worker.render import Live, Renderer
 from dyn_testkit.worker.wire import DONE, LAST_CHUNK, Reply, Request, chunk, event, json_reply, reply_bytes, stream_head
@@ -60,6 +61,8 @@ class Scheduler:
     #: Counts requests with a negative `logprob_start_len`: the second one kills.
     negative_starts: int = 0
     cache: set[int] = field(default_factory=set)
+    #: The caches of whole pages, of each rank; empty if there are none.
+    pages: list[KvCache] = field(default_factory=list)
     #: Requests that have ended, by rid: which weights made their tokens, (version, start, end).
     made: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
     _changed: trio.Event = field(default_factory=trio.Event)
@@ -138,6 +141,7 @@ class Scheduler:
             self._prefill(live)
             await self._decode(live, inject, emit)
         finally:
+            self._keep(live, [*job.prompt, *live.ids[:-1]])
             self.running -= 1
             self.changed()
 
@@ -165,6 +169,9 @@ class Scheduler:
         most = len(job.prompt) - 1
         if job.return_logprob and job.logprob_start_len != -1:
             most = min(most, max(0, job.logprob_start_len))
+        if self.pages:
+            live.cached = self.pages[job.dp_rank or 0].match(job.prompt[:most])
+            return
         history = engine.EMPTY
         prefixes = []
         for position, token in enumerate(job.prompt):
@@ -175,6 +182,11 @@ class Scheduler:
         if len(self.cache) > _CACHE_LIMIT:
             self.cache.clear()
         self.cache.update(prefixes)
+
+    def _keep(self, live: Live, ids: Sequence[int]) -> None:
+        """Its pages are in the cache from now on: after the prefill, and when it ends."""
+        if self.pages and self.options.radix_cache:
+            self.pages[live.job.dp_rank or 0].insert(ids)
 
     async def _decode(self, live: Live, inject: Injector, emit: Emit) -> None:
         options, job = self.options, live.job
@@ -194,8 +206,10 @@ class Scheduler:
                 await self._pass(live)
                 since_pass = 0
             since_pass += 1
+            if not live.ids:
+                self._keep(live, job.prompt)
             live.add(options.model, step, self.weight_version)
-            if options.radix_cache:
+            if options.radix_cache and not self.pages:
                 self.cache.add(step.history)
             finish = step.finish if live.abort is None else live.abort
             count = len(live.ids)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import trio
@@ -113,7 +113,9 @@ class Injector:
             case Kind.GARBAGE:
                 await self._garbage(spot)
             case Kind.STATUS:
-                await self._instead(_error_reply(what.code or 500))
+                reply = _error_reply(what.code or 500)
+                again = () if what.retry_after is None else ((b"retry-after", what.retry_after.encode()),)
+                await self._instead(replace(reply, headers=again))
             case Kind.EMPTY_200:
                 await self._empty(b"")
             case Kind.COMMENTS_ONLY:

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from dyn_testkit.engine import Model
 from dyn_testkit.tokenizer import PLAIN, Tokenizer
+from dyn_testkit.worker.kv_cache import KvOptions
 
 Dialect = Literal["cumulative", "incremental", "mixed"]
 AbortMatch = Literal["prefix", "exact"]
@@ -48,6 +49,9 @@ class WorkerOptions:
     #: `/abort_request` of a live rid takes with it those that begin with it (the scheduler's rule), or not.
     abort_match: AbortMatch = "prefix"
     radix_cache: bool = True
+    #: Keep whole pages, publish them over ZeroMQ, and count `cached_tokens` by them; None: a cache of single tokens,
+    #: of which nobody hears.
+    kv_events: KvOptions | None = None
     #: Samples by (seed, position). If not, seeds are ignored, and every request has a draw of its own.
     deterministic: bool = True
     routed_experts: bool = False

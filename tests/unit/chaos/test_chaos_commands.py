@@ -77,7 +77,7 @@ def said(name: str, *flags: str) -> tuple[Campaign, Setup]:
 def test_the_table() -> None:
     assert set(CAMPAIGNS) == {
         *("kill-sidecar", "kill-worker", "stall-worker", "partition"),
-        *("drain", "rolling-restart", "swizzle", "soak"),
+        *("drain", "rolling-restart", "rolling-drain", "swizzle", "soak"),
     }
     assert CAMPAIGNS.keys() | {"demo", "simulate", "check", "report"} == chaos.main.commands.keys()
 

@@ -114,6 +114,19 @@ async def test_running_engines_must_be_well_and_answer(tmp_path: Path, said: Scr
         assert raised.value.subgroup(lambda error: isinstance(error, NotReady) and problem in str(error))
 
 
+async def test_a_rolling_drain_fails_no_request(tmp_path: Path) -> None:
+    """K3: every worker is emptied, killed and started again while clients send on."""
+    order = dataclasses.replace(CAMPAIGNS["rolling-drain"].order, every=None)
+    load = Load(requests=None, minutes=0.2, clients=4, tokens=LOAD.tokens)
+    outcome = await campaign(tmp_path, "rolling-drain", load, when=When(streams=2, tokens=8), order=order, workers=3)
+    assert outcome.findings == []
+    seen = history.load(tmp_path / "history.jsonl")
+    assert sorted(fault.target for fault in seen.faults) == sorted(seen.run.workers)
+    causes = [attempt["cause"] for row in seen.rows for attempt in row["attempts"]]
+    assert set(causes) == {None, "moved"}
+    assert {row["outcome"] for row in seen.rows} == {"done"}
+
+
 async def test_a_soak_keeps_no_answer_that_is_right(tmp_path: Path) -> None:
     load = Load(requests=None, minutes=0.03, clients=4, tokens=LOAD.tokens, sse=0.75)
     outcome = await campaign(

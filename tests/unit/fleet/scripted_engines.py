@@ -88,14 +88,15 @@ class Engines:
 
 
 class InfoFormat:
-    """Traits are the text of /model_info."""
+    """Traits are the texts of the two."""
 
     info_paths = ("/model_info", "/server_info")
 
     def traits(self, infos: dict[str, bytes]) -> Traits:
         if infos.get("/model_info") == b"nonsense":
             raise ValueError("nonsense")
-        return Traits(weight_version=infos["/model_info"].decode() if "/model_info" in infos else None)
+        texts = {path: body.decode() for path, body in infos.items()}
+        return Traits(weight_version=texts.get("/model_info"), epoch=texts.get("/server_info"))
 
 
 def clock() -> float:

@@ -33,9 +33,18 @@ def test_every_promised_name_is_there() -> None:
     names = {family.name for family in text_string_to_metric_families(Metrics().render().decode())}
     promised = """requests_in_flight attempts_in_flight requests attempts migrations refusals tokens_delivered
         tokens_saved cached_tokens poison ttft_seconds inter_token_seconds loop_lag_seconds worker_state
-        worker_in_flight http_requests"""
+        worker_in_flight worker_transitions http_requests discovery_up discovery_workers
+             queue_depth retry_queue_depth replay_buffer_bytes queue_refusals queue_wait_seconds
+             log_lines_dropped"""
     assert {f"dyn_relay_{name}" for name in promised.split()} <= names
     assert {name for name in names if not name.startswith("process_")} == {f"dyn_relay_{n}" for n in promised.split()}
+
+
+def test_lines_that_the_log_has_lost() -> None:
+    metrics = Metrics()
+    assert read(metrics)["log_lines_dropped_total", ()] == 0
+    metrics.watch_log(lambda: 3)
+    assert read(metrics)["log_lines_dropped_total", ()] == 3
 
 
 def test_two_proxies_in_one_process_do_not_mix() -> None:
@@ -111,6 +120,15 @@ def test_workers_are_read_at_the_scrape() -> None:
     page = read(metrics)
     assert ("worker_state", (("state", "ready"), ("worker", "w1"))) not in page
     assert page["attempts_in_flight", ()] == 1
+
+
+def test_sources_of_workers_are_read_at_the_scrape() -> None:
+    metrics = Metrics()
+    metrics.watch_discovery(lambda: [("static", True, 2), ("dns", False, 7)])
+    page = read(metrics)
+    assert page["discovery_up", (("source", "static"),)] == 1
+    assert page["discovery_up", (("source", "dns"),)] == 0
+    assert page["discovery_workers", (("source", "dns"),)] == 7
 
 
 async def test_loop_lag_shows_the_worst_of_late(mock_clock: trio.testing.MockClock) -> None:

@@ -123,10 +123,10 @@ def test_asked_abort(mode: str) -> None:
 
 
 def test_asked_abort_resumed() -> None:
-    """H1: with on_abort="resume" it is a failed attempt; what was delivered stays, what was not comes again."""
+    """H1: with on_abort="resume" it is an interruption; what was delivered stays, what was not comes again."""
     exchange = started(tokens=1, on_abort="resume")
     assert exchange.feed([abort("Aborted", None, 2, [7, 8]), DONE], 2.0) == b""
-    assert (exchange.end, exchange.delivered) == (End.FAILED, 1)
+    assert (exchange.end, exchange.delivered) == (End.INTERRUPTED, 1)
     assert json.loads(exchange.dispatch(UNKNOWN, "again", 3.0).body)["sampling_params"]["max_new_tokens"] == 4
 
 
@@ -252,7 +252,7 @@ def test_comments_pass_and_are_no_progress() -> None:
 
 @pytest.mark.parametrize(
     ("status", "end"),
-    [(400, End.REFUSED), (401, End.REFUSED), (429, End.REFUSED), (503, End.BUSY), (500, End.FAILED), (502, End.FAILED)],
+    [(400, End.REFUSED), (401, End.REFUSED), (429, End.BUSY), (503, End.BUSY), (500, End.FAILED), (502, End.FAILED)],
 )
 @pytest.mark.parametrize("fields", [{}, {"stream": False}, {"text": "x", "input_ids": None, "stream": False}])
 def test_statuses(status: int, end: End, fields: dict[str, Any]) -> None:

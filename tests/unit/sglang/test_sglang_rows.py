@@ -164,7 +164,8 @@ def test_a_lost_finish_asks_for_rows_alone(stream: bool) -> None:
         assert exchange.feed([answer(sent, wrong)], 4.0) == b""
         assert exchange.end is End.GARBAGE
         assert exchange.complete(4.0) is None
-    sent = json.loads(exchange.dispatch(TRAITS, "third", 3.0).body)
+    sent = json.loads(exchange.dispatch(TRAITS, "third", 3.0, 2).body)
+    assert sent["data_parallel_rank"] == 2
     exchange.head(200, SSE_HEAD)
     out = exchange.feed([answer(sent, {"routed_experts": rows(ALL)}), (b"data: [DONE]\n\n", b"[DONE]")], 4.0)
     assert exchange.end is End.FINISHED

@@ -11,6 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 #: Whoever uses the plugin has it.
 GIVEN = {"pytest", "dyn_relay", "dyn_testkit"}
+#: Packages that are imported under another name than they are installed by.
+NAMES = {"pyzmq": "zmq"}
 
 
 def imported(tree):
@@ -25,7 +27,8 @@ def imported(tree):
 def test_what_it_imports_is_declared():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [*project["dependencies"], *project["optional-dependencies"]["testkit"]]
-    declared = {re.match(r"[\w-]+", line)[0].replace("-", "_") for line in lines}
+    packages = [re.match(r"[\w-]+", line)[0].replace("-", "_") for line in lines]
+    declared = {NAMES.get(package, package) for package in packages}
     trees = [ast.parse(path.read_text()) for path in (ROOT / "testkit").rglob("*.py")]
     needed = {name for tree in trees for name in imported(tree)} - GIVEN - set(sys.stdlib_module_names)
     assert {"h11", "httpx", "trio"} <= needed

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+import zmq
 
 START = [sys.executable, "-c", "from dyn_testkit.cli import main; main()"]
 BODY = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3, "temperature": 0}, "stream": True}
@@ -68,3 +69,30 @@ def test_its_tokenizer(flags: list[str], text: str | None) -> None:
         assert ("text" in answer.json()) == (text is not None)
         told = httpx.post(f"{url}/detokenize", json={"tokens": [token]}, trust_env=False)
         assert told.json().get("text") == text
+
+
+def test_it_publishes_its_cache() -> None:
+    with worker("--kv-events", '{"page_size": 4, "topic": "t", "replay": false}') as (_, url):
+        told = httpx.get(f"{url}/server_info", trust_env=False).json()["kv_events"]
+        assert (told["publisher"], told["topic"], told["block_size"], told["dp_size"]) == ("zmq", "t", 4, 1)
+        assert "replay_endpoint_port_base" not in told
+        with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+            socket.subscribe(b"t")
+            socket.connect(f"tcp://127.0.0.1:{told['endpoint_port_base']}")
+            for begin in range(1000):  # until the subscription has arrived
+                body = {"input_ids": [begin, 2, 3, 4, 5], "sampling_params": {"max_new_tokens": 1}}
+                httpx.post(f"{url}/generate", json=body, trust_env=False)
+                if socket.poll(20):
+                    break
+            topic, _, payload = socket.recv_multipart()
+            assert topic == b"t"
+            assert b"BlockStored" in payload
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"), [("[]", "JSON object"), ('{"page": 4}', "no such option"), ('{"page_size": "x"}', "Expected")]
+)
+def test_bad_options_of_the_cache(text: str, problem: str) -> None:
+    ended = subprocess.run([*START, "--kv-events", text], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert problem in ended.stderr

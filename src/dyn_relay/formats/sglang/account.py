@@ -91,6 +91,14 @@ class Account:
             spans += self._attempt.spans()
         return [span.version for span in spans if span.end > span.start]
 
+    @property
+    def _newest_id(self) -> int:
+        """Of the tokens that were delivered, of which there is one. Raises `msgspec.DecodeError`, `ValueError`."""
+        attempt = self._attempt
+        if attempt.deltas or not attempt.tokens:
+            return self._ledger.ids[-1]
+        return _ids.decode(read_fields(attempt.newest)[IDS])[-1]
+
     def _may_follow(self, version: object) -> bool:
         """Do weights of the version fit those of the tokens so far? If not, nothing of the attempt is taken."""
         policy = self._rules.weights
@@ -190,8 +198,12 @@ class Account:
     def _last(self, event: Delta | Whole, data: bytes, whole: bytes) -> Kind:
         """What an event that is no mere progress is; an error ends the attempt and is held back."""
         word = kind(event)
-        if word is Kind.ERROR or (self._rules.resume_aborts and finish_type(event) == "abort"):
+        if word is Kind.ERROR:
             self._fail(fault(event), data, whole)
+            return Kind.ERROR
+        if self._rules.resume_aborts and finish_type(event) == "abort":
+            self._fail(fault(event), data, whole)
+            self.end = End.INTERRUPTED
             return Kind.ERROR
         return word
 

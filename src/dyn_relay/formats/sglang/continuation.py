@@ -25,7 +25,10 @@ _CUMULATIVE_EVENTS = 15
 _LEAST_INTERVAL = 32
 
 #: Worker-specific: never sent to another worker. A rank number means nothing on an engine with other ranks.
-BOUND_TO_WORKER = frozenset({"kv_hints", "routed_dp_rank", "data_parallel_rank"})
+RANKS = frozenset({"routed_dp_rank", "data_parallel_rank"})
+BOUND_TO_WORKER = frozenset({"kv_hints"}) | RANKS
+#: The first release of which `routed_dp_rank` is known.
+_ROUTED_SINCE = (0, 5, 19)
 
 #: What else of a request is changed, and how; the client's own bytes stay where nothing is.
 REWRITTEN: dict[str, str] = {
@@ -89,21 +92,40 @@ def interval(request: Request, traits: Traits, delivered: int) -> int:
     return max(-(-left // _CUMULATIVE_EVENTS), _LEAST_INTERVAL)
 
 
-def first(request: Request, traits: Traits, rid: str) -> bytes:
+def placed(traits: Traits, rank: int | None) -> Fields:
+    """What sends a request to a rank; {} for none.
+
+    The field was called `data_parallel_rank` first (SGLang's pull request 6884, 2025). 0.5.23 still takes that name, if
+    the new one is missing; 0.5.19 is the oldest release that is known to take the new one (pull request 38729).
+    """
+    if rank is None:
+        return {}
+    return {"routed_dp_rank" if release(traits.version) >= _ROUTED_SINCE else "data_parallel_rank": raw(rank)}
+
+
+def whole(request: Request, traits: Traits, rank: int | None) -> bytes:
+    """Any attempt of a request that is not migratable: the client's body, at a rank. One that is no JSON names none."""
+    return request.given(placed(traits, rank), RANKS) if request.fields else request.body
+
+
+def first(request: Request, traits: Traits, rid: str, rank: int | None = None) -> bytes:
     """Attempt 0: a stream's body byte for byte if it has this `rid`, else with it; a unary one turned into a stream.
 
-    A text's ids are asked for.
+    A text's ids are asked for. `rank`: the one to name instead of the client's own.
     """
-    if request.hides_prompt:
-        return request.edited({"stream": TRUE, "rid": raw(rid), **_ASKED}, _paced(request, traits, 0))
-    if request.stream:
-        return request.body if request.rid == rid else request.named(rid)
-    return request.edited({"stream": TRUE, "rid": raw(rid)}, _paced(request, traits, 0))
+    fields = placed(traits, rank)
+    drop = RANKS if fields else frozenset()
+    if request.rid != rid or not request.stream:
+        fields["rid"] = raw(rid)
+    if request.stream and not request.hides_prompt:
+        return request.given(fields, drop)
+    fields |= {"stream": TRUE, "rid": raw(rid), **(_ASKED if request.hides_prompt else {})}
+    return request.edited(fields, _paced(request, traits, 0), drop)
 
 
-def later(request: Request, traits: Traits, rid: str, ids: array[int]) -> bytes:
+def later(request: Request, traits: Traits, rid: str, ids: array[int], rank: int | None = None) -> bytes:
     """Any other attempt: the original request while nothing was delivered, a continuation from then on."""
-    fields: Fields = {"stream": TRUE, "rid": raw(rid)}
+    fields: Fields = {"stream": TRUE, "rid": raw(rid), **placed(traits, rank)}
     sampling = _paced(request, traits, len(ids))
     if not ids:
         if request.hides_prompt:
@@ -129,13 +151,14 @@ def later(request: Request, traits: Traits, rid: str, ids: array[int]) -> bytes:
     return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
 
 
-def rows_alone(request: Request, rid: str, ids: array[int]) -> bytes:
+def rows_alone(request: Request, traits: Traits, rid: str, ids: array[int], rank: int | None = None) -> bytes:
     """For the rows to replay of an answer that has all its tokens: nothing is generated.
 
     Of a budget of 0 SGLang 0.5.23 goes through the prompt, and tells its rows but the last, as of any other sequence.
     """
     prompt = _sequence(request, ids)
     fields: Fields = {"stream": TRUE, "rid": raw(rid), "input_ids": prompt, "return_logprob": raw(False)}
+    fields |= placed(traits, rank)
     sampling: Fields = {"max_new_tokens": raw(0), "min_new_tokens": raw(0)}
     return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
 

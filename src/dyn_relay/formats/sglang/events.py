@@ -107,6 +107,8 @@ class Fault(msgspec.Struct, frozen=True):
 
     def end(self, tokens: int) -> End:
         """What it does to an attempt that had generated `tokens`."""
+        if self.code == 429 and tokens == 0:
+            return End.BUSY  # what stands before an engine says so
         if 400 <= self.code < 500:
             return End.REFUSED
         if self.code == 503 and tokens == 0 and self.message.startswith(BUSY_MESSAGES):

@@ -18,7 +18,7 @@ from dyn_relay.formats.base import (
     Traits,
     Verdict,
 )
-from dyn_relay.formats.sglang import continuation, errors, fold
+from dyn_relay.formats.sglang import affinity, continuation, errors, fold
 from dyn_relay.formats.sglang.account import UNREADABLE
 from dyn_relay.formats.sglang.admission import judge
 from dyn_relay.formats.sglang.answer import RECOMPUTED
@@ -65,6 +65,9 @@ class SglangExchange(Reader):
         self.prompt_tokens = request.prompt_tokens
         self._needs = needs_of(request)
         self.generations = asked(request).generations
+        self.pinned = affinity.pinned(request)
+        self.session = affinity.session(request)
+        self.cache_space = affinity.cache_space(request)
         #: Of a request for several answers that was to be split: the field because of which it was not.
         self.unsplit = ""
         #: Those of the worker that attempt 0 was admitted for.
@@ -103,6 +106,10 @@ class SglangExchange(Reader):
     def fingerprint(self) -> bytes:
         """32 bytes; see `Request.fingerprint`."""
         return self._request.fingerprint()
+
+    def prefix(self) -> Sequence[int] | str | None:
+        """Prompt and delivered tokens, as far as they are known."""
+        return affinity.prefix(self._request, self._ledger.ids)
 
     def lacks(self, traits: Traits) -> str:
         """What the request asks for and a worker with these traits has not said to have; "" if it has all."""
@@ -150,16 +157,18 @@ class SglangExchange(Reader):
             before, ids = request.last_ids(CONTEXT), self._ledger.ids
             attempt.seam = Seam(request, before, ids, self._ledger.told, deltas=traits.incremental is True)
         self._begin(attempt)
+        if number == 0 and rank == self.pinned:
+            rank = None  # the client's own body says so
         self._as_is = not self.verdict.migratable
         if self._as_is:
-            return Outbound(request.method, PATH, request.body, request.content_type)
+            return Outbound(request.method, PATH, continuation.whole(request, traits, rank), request.content_type)
         if self._owed_finish:
             self._take = self._take_rows
-            body = continuation.rows_alone(request, rid, self._ledger.ids)
+            body = continuation.rows_alone(request, traits, rid, self._ledger.ids, rank)
         elif number == 0:
-            body = continuation.first(request, traits, rid)
+            body = continuation.first(request, traits, rid, rank)
         else:
-            body = continuation.later(request, traits, rid, self._ledger.ids)
+            body = continuation.later(request, traits, rid, self._ledger.ids, rank)
         return Outbound(request.method, PATH, body)
 
     def stall_allowance(self) -> float:
@@ -227,6 +236,25 @@ class SglangExchange(Reader):
             self._owed_finish = reason  # once an engine, asked for nothing else, has told them
             return None
         return self._finish(self._ledger.template, reason, now)
+
+    @property
+    def leavable(self) -> bool:
+        """May the current attempt be taken from its worker now?
+
+        Not while its finish is all that lacks: of a text only an engine can make it. Nor if a text has stop strings:
+        one may have begun, also in half a character that the worker still owes, and only that worker knows.
+        """
+        if self.end is not None or self._finished or not self.verdict.migratable:
+            return False
+        if not self.delivered:
+            return True
+        if self._ledger.text and self._request.stops:
+            return False
+        try:
+            ended = self._finish_after(self.delivered, self._newest_id)
+        except UNREADABLE:
+            return False
+        return ended is None and not self._stops.may_have_ended(self._request, self.delivered)
 
     def abort(self, now: float) -> bytes | None:
         """Somebody aborted the request while no worker had it: end the answer as the engine would have."""
@@ -338,13 +366,14 @@ class SglangExchange(Reader):
 
     def _own_finish(self) -> dict[str, object] | None:
         """The finish reason that the delivered tokens call for, if any; the order is the engine's."""
-        ids, request = self._ledger.ids, self._request
-        if not ids:
-            return None
-        if self._stops.ends(request, len(ids), ids[-1]):
-            return {"type": "stop", "matched": ids[-1]}
-        if request.max_new_tokens is not None and len(ids) >= request.max_new_tokens:
-            return {"type": "length", "length": len(ids)}
+        ids = self._ledger.ids
+        return self._finish_after(len(ids), ids[-1]) if ids else None
+
+    def _finish_after(self, tokens: int, newest: int) -> dict[str, object] | None:
+        if self._stops.ends(self._request, tokens, newest):
+            return {"type": "stop", "matched": newest}
+        if self._request.max_new_tokens is not None and tokens >= self._request.max_new_tokens:
+            return {"type": "length", "length": tokens}
         return None
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dyn_relay.formats.sglang.admission import TABLE
 from dyn_relay.formats.sglang.answer import ANSWER, FINISH_REASON, rule
-from dyn_relay.formats.sglang.continuation import BOUND_TO_WORKER, REWRITTEN, REWRITTEN_SAMPLING
+from dyn_relay.formats.sglang.continuation import BOUND_TO_WORKER, RANKS, REWRITTEN, REWRITTEN_SAMPLING
 from dyn_relay.formats.sglang.errors import FIELDS as ERROR
 from dyn_relay.formats.sglang.events import FRAMING
 
 __all__ = ["ANSWER", "ERROR", "FINISH_REASON", "FRAMING", "meta_info", "refused", "request", "sampling"]
 
 PASSED = "passed to every attempt in the client's own bytes"
+_CHOSEN = "; with `--dp-aware` every attempt names the rank that was chosen for it"
 _BOUND = "passed to the first worker; left out of later attempts, since it means something on that worker only"
 
 
 def request(name: str) -> str:
     """Of a top-level field of a request."""
-    changed = _BOUND if name in BOUND_TO_WORKER else REWRITTEN.get(name, PASSED)
+    changed = REWRITTEN.get(name, PASSED)
+    if name in BOUND_TO_WORKER:
+        changed = _BOUND + _CHOSEN if name in RANKS else _BOUND
     return _guarded("top level", name, changed)
 
 

@@ -14,6 +14,7 @@ from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.events import DONE_EVENT
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
 from dyn_relay.formats.sglang.explain import STOCK, explain, refused
+from dyn_relay.formats.sglang.infos import kv_events
 from dyn_relay.formats.sglang.item import Common, Item, joined
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.rules import Rules
@@ -26,6 +27,8 @@ _infos = msgspec.json.Decoder(dict[str, object])
 
 #: Token ids are int64 in the engine.
 _ID_LIMIT = 2**63
+#: More data-parallel ranks than any engine has.
+_MOST_RANKS = 4096
 
 
 class SglangFormat:
@@ -39,6 +42,7 @@ class SglangFormat:
     paths: frozenset[str] = frozenset({PATH})
     methods: frozenset[str] = frozenset({"POST", "PUT"})
     info_paths: tuple[str, ...] = (_MODEL_INFO, _SERVER_INFO)
+    ready_path = "/ready"
     stock: Traits = STOCK
 
     def __init__(
@@ -94,6 +98,9 @@ class SglangFormat:
             deterministic=_boolean(merged.get("enable_deterministic_inference")),
             routed_experts=_boolean(merged.get("enable_return_routed_experts")),
             indexer_topk=_boolean(merged.get("enable_return_indexer_topk")),
+            dp_size=_ranks(merged.get("dp_size")),
+            epoch=_epoch(server),
+            kv_events=kv_events(merged.get("kv_events")),
         )
         for name in ("eos_token_id", "eos_token_ids"):
             told = merged.get(name)
@@ -172,6 +179,22 @@ def _defaults(infos: dict[str, object]) -> dict[str, object] | None:
     if isinstance(value, str):
         value = _object(value.encode())
     return value if isinstance(value, dict) else {}
+
+
+def _ranks(value: object) -> int | None:
+    count = _integer(value)
+    return count if count is not None and 0 < count <= _MOST_RANKS else None
+
+
+def _epoch(server: dict[str, object]) -> str | None:
+    """What tells one process from the next (0.5.23): the seed that it drew, unless it was given one, and how long its
+    schedulers took to start, in seconds to the nanosecond. `startup_time` has more, but each HTTP process of one
+    server may tell another `tokenizer_e2e`.
+    """
+    startup = server.get("startup_time")
+    took = startup.get("scheduler_e2e") if isinstance(startup, dict) else None
+    seed = _integer(server.get("random_seed"))
+    return None if took is None and seed is None else f"{seed} {took}"
 
 
 def _string(value: object) -> str | None:

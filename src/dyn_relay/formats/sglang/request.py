@@ -211,10 +211,16 @@ class Request:
 
     def named(self, rid: str) -> bytes:
         """The client's body with another `rid`; nothing else changes, not a byte if it had none."""
-        if "rid" in self.fields or not self.fields:
-            return self.edited({"rid": raw(rid)}, {})
+        return self.given({"rid": raw(rid)})
+
+    def given(self, fields: Fields, drop: frozenset[str] = frozenset()) -> bytes:
+        """The body with these fields, without those of `drop`; not a byte else changes if it had none of them."""
+        if not fields:
+            return self.body
+        if (fields.keys() | drop) & self.fields.keys() or not self.fields:
+            return self.edited(fields, {}, drop)
         start = self.body.index(b"{") + 1
-        return b"".join((self.body[:start], b'"rid":', bytes(raw(rid)), b",", self.body[start:]))
+        return b"".join((self.body[:start], bytes(raw(fields))[1:-1], b",", self.body[start:]))
 
     def edited(self, fields: Fields, sampling: Fields, drop: frozenset[str] = frozenset()) -> bytes:
         """The body with these fields and sampling parameters replaced or added, and those of `drop` left out."""

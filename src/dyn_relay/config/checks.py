@@ -1,0 +1,81 @@
+"""What a value must be, beyond its type and bounds: each raises `ValueError` with the words for the user."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import cast
+
+
+def is_path(value: object) -> None:
+    """A path of a URL."""
+    if not str(value).startswith("/") or not all(0x21 <= ord(character) <= 0x7E for character in str(value)):
+        raise ValueError("must begin with /, and be printable ASCII without blanks")
+    if "#" in str(value):
+        raise ValueError("must not have a #: nothing behind it would be sent")
+
+
+def is_host(value: object) -> None:
+    """An address to listen on."""
+    if not str(value).strip():
+        raise ValueError("must not be empty: that would be every address of this machine; say 0.0.0.0 if you mean it")
+
+
+def is_key(value: object) -> None:
+    """What can be sent as a bearer token; None: no key."""
+    if value is not None and not (str(value) and all(0x21 <= ord(character) <= 0x7E for character in str(value))):
+        raise ValueError("must be printable ASCII without blanks or line ends")
+
+
+def is_weight_policy(value: object) -> None:
+    """A value of `--weight-version-policy`."""
+    from dyn_relay.formats.weights import WeightPolicy  # late, as below
+
+    WeightPolicy(str(value))
+
+
+def are_urls(value: object) -> None:
+    """Workers' URLs."""
+    if not value:
+        return
+    from dyn_relay.http11.client import Origin  # late: `--help` needs no network code
+
+    for url in cast("tuple[str, ...]", value):
+        Origin.parse(url)
+
+
+def are_names(value: object) -> None:
+    """Headers' names."""
+    for name in cast("tuple[str, ...]", value):
+        if not all(character.isascii() and (character.isalnum() or character in "-_.") for character in name):
+            raise ValueError(f"{name!r} is no header's name")
+
+
+def is_name_and_port(value: object) -> None:
+    """ "name:port"; None: neither."""
+    if value is None:
+        return
+    from dyn_relay.http11.origin import Origin  # late, as above
+
+    if not re.fullmatch(r"[^/]+:[0-9]+", str(value)):
+        raise ValueError("must be NAME:PORT")
+    Origin.parse(f"http://{value}")
+
+
+def is_namespace(value: object) -> None:
+    """A namespace of Kubernetes; None: all of them."""
+    if value is not None and not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", str(value)):
+        raise ValueError("must be the name of a namespace: lower-case letters, digits and hyphens")
+
+
+def are_labels(value: object) -> None:
+    """Labels of Kubernetes, as a selector has them."""
+    for label in cast("tuple[str, ...]", value):
+        if not re.fullmatch(r"([\w.-]+/)?[\w.-]+=[\w.-]*", label, re.ASCII):
+            raise ValueError(f"{label!r}: must be KEY=VALUE, a label of the pods")
+
+
+def can_ask_kubernetes(value: object) -> None:
+    """What that needs is installed."""
+    if value and importlib.util.find_spec("lightkube") is None:
+        raise ValueError("needs an extra: pip install 'dyn-relay[kubernetes]'")

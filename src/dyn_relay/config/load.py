@@ -1,0 +1,61 @@
+"""From the three sources to one value."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from dyn_relay.config.option import ConfigError
+from dyn_relay.config.table import OPTIONS, Config
+
+CONFIG_ENV = "DYN_CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and, for each option, where its value came from ("default" included)."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def load(flags: Mapping[str, object], environ: Mapping[str, str], file: str | None = None) -> Loaded:
+    """Merge the sources: a flag wins over the environment, that over the file (`file`, else `DYN_CONFIG`).
+
+    `flags` holds only what was given, by option name. An empty environment value counts as not given. Raises
+    `ConfigError` for a value that cannot be used and for a key of the file that is no option.
+    """
+    path = file or environ.get(CONFIG_ENV)
+    stored = _read_file(path) if path else {}
+    values: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for option in OPTIONS:
+        source, raw = "default", None
+        if flags.get(option.name) is not None:
+            source, raw = option.flag, flags[option.name]
+        elif environ.get(option.env):
+            source, raw = option.env, environ[option.env]
+        elif option.name in stored:
+            source, raw = str(path), stored[option.name]
+        if source == option.flag and not option.choices and raw in ("", ("",)):
+            raise ConfigError(f"{option.name}: must not be empty (from {source}); leave the flag out instead")
+        origins[option.name] = source
+        if source != "default":
+            values[option.name] = option.read(raw, source)
+    return Loaded(Config(**cast("dict[str, Any]", values)), origins)
+
+
+def _read_file(path: str) -> dict[str, object]:
+    try:
+        stored = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise ConfigError(f"config: cannot read {path}: {exc.strerror}") from exc
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"config: {path} is not TOML: {exc}") from exc
+    unknown = sorted(stored.keys() - {option.name for option in OPTIONS})
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: no such option (from {path})")
+    return stored

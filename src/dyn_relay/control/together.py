@@ -1,0 +1,72 @@
+"""What becomes of the answers that all processes of a proxy give to one request; a proxy of one has one answer.
+
+Each takes them with this process's own first, and only those that are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from dyn_relay.control.endpoints import PROCESS_HEADER, Endpoints, abort_of
+from dyn_relay.formats.base import Answer
+from dyn_relay.http11.headers import get
+from dyn_relay.http11.server import Request
+from dyn_relay.observe.metrics import CONTENT_TYPE
+
+#: Of what a worker does for each process, the sum is what it does for the proxy.
+SUMMED = ("load", "in_flight", "served", "failures")
+
+
+def agreed(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) -> Answer:
+    """The first that is no error: whoever does not know a worker is not asked to be sorry for it."""
+    return next((answer for answer in answers if answer.status < 400), answers[0])
+
+
+def listed(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) -> Answer:
+    """One list of workers, as this process sees them, with what they do for all."""
+    if len(answers) == 1:
+        return answers[0]
+    pages = [msgspec.json.decode(answer.body) for answer in answers if answer.status == 200]
+    paused = any(page["paused"] for page in pages)
+    body = {"workers": _added([page["workers"] for page in pages]), "paused": paused}
+    return Answer(answers[0].status, msgspec.json.encode(body))
+
+
+def described(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) -> Answer:
+    """One worker, likewise."""
+    known = [msgspec.json.decode(answer.body) for answer in answers if answer.status == 200]
+    if len(answers) == 1 or not known:
+        return answers[0]
+    [worker] = _added([[one] for one in known])
+    return Answer(200, msgspec.json.encode(worker))
+
+
+def aborted(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) -> Answer:
+    """If no process has what is to be aborted, workers may: they are told once, by this one."""
+    found = sum(msgspec.json.decode(answer.body)["aborted"] for answer in answers if answer.status == 200)
+    rid, everything = abort_of(request)
+    if everything or (rid and not found):
+        endpoints.relay.tell_workers(rid, everything=everything)
+    return Answer(200, b"")
+
+
+def counted(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) -> Answer:
+    """One page of metrics."""
+    if endpoints.pages is None:
+        return answers[0]
+    pages = [answer for answer in answers if answer.status == 200]
+    living = {(get(answer.headers, PROCESS_HEADER) or b"").decode(): answer.body for answer in pages}
+    return Answer(200, endpoints.pages.total(living), CONTENT_TYPE.encode())
+
+
+def _added(lists: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    workers: dict[str, dict[str, Any]] = {}
+    for found in lists:
+        for worker in found:
+            known = workers.setdefault(worker["url"], worker)
+            if known is not worker:
+                known.update({key: known[key] + worker[key] for key in SUMMED})
+    return list(workers.values())

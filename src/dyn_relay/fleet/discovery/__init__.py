@@ -1,0 +1,1 @@
+"""Where workers come from, beside those who add them by hand."""

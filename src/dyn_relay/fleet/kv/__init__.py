@@ -1,0 +1,1 @@
+"""What the engines have in their caches, as they tell it themselves."""
