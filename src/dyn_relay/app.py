@@ -83,7 +83,7 @@ class App:
             on_move=lambda before, after: self.metrics.worker_transitions_total(before, after).inc(),
         )
         self.metrics.watch_fleet(self._samples)
-        self.metrics.watch_policy(self.fleet.policy)
+        self.metrics.watch_policies({role.value: policy for role, policy in self.fleet.policies.items()})
         # A replacement asks the others which of the configured workers are still used.
         known = replace(config, worker_urls=()) if siblings is not None and siblings.replacement else config
         self.discovery = Discovery(self.fleet, discovery.sources(known))

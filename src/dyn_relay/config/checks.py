@@ -42,6 +42,21 @@ def are_urls(value: object) -> None:
         Origin.parse(url)
 
 
+def are_urls_and_ports(value: object) -> None:
+    """URLs, each with a port behind it or none."""
+    from dyn_relay.http11.origin import Origin  # late, as above
+
+    after_url = False
+    for item in cast("tuple[str, ...]", value):
+        if item.isascii() and item.isdigit():
+            if not after_url or not 0 < int(item) < 65536:
+                raise ValueError(f"{item}: must be a port behind a URL")
+            after_url = False
+        else:
+            Origin.parse(item)
+            after_url = True
+
+
 def are_names(value: object) -> None:
     """Headers' names."""
     for name in cast("tuple[str, ...]", value):

@@ -92,7 +92,7 @@ class Option:
                 raise self._error(f"must be at least {self.minimum:g}", value, source)
             if self.maximum is not None and not value <= self.maximum:
                 raise self._error(f"must be at most {self.maximum:g}", value, source)
-        if self.choices and value not in self.choices:
+        if self.choices and value is not None and value not in self.choices:
             raise self._error("must be one of " + ", ".join(self.choices), value, source)
         if self.verify is not None:
             try:
@@ -149,7 +149,7 @@ def _read_list(raw: object) -> object:
     items = [raw] if isinstance(raw, str) else raw
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
         raise ValueError
-    return tuple(dict.fromkeys(part for item in items for part in item.replace(",", " ").split()))
+    return tuple(part for item in items for part in item.replace(",", " ").split())
 
 
 _BOOL = Kind("true or false", "", _read_bool)
@@ -170,9 +170,9 @@ def options_of(table: type[Any]) -> tuple[Option, ...]:
     rows = []
     for field in dataclasses.fields(table):
         hint = hints[field.name]
-        choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
         if type(None) in typing.get_args(hint):
             hint = typing.get_args(hint)[0]
+        choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
         rules = {**field.metadata, "env": field.metadata["env"] or f"DYN_{field.name.upper()}"}
         kind = _TEXT if choices else _KINDS[hint]
         rows.append(Option(name=field.name, kind=kind, choices=choices, default=field.default, **rules))

@@ -17,8 +17,9 @@ from dyn_relay.control.siblings import PAUSED, Siblings, missing
 from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.target import Target
-from dyn_relay.fleet.worker import State, Worker
+from dyn_relay.fleet.worker import Role, State, Worker
 from dyn_relay.formats.base import Answer
+from dyn_relay.http11.origin import Origin
 from dyn_relay.http11.server import Drain, Request
 from dyn_relay.observe.metrics import CONTENT_TYPE, Metrics
 from dyn_relay.relay.departures import Departures
@@ -87,9 +88,14 @@ class Endpoints:
     def add_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}` in the body or `?url=`: 202 with the worker, the same one if it is known."""
         try:
-            worker = self.fleet.add(_url(request))
+            Origin.parse(url := _url(request))
         except ValueError as exc:
             raise BadInput(f"url: {exc}") from None
+        role, port = _part(request)
+        try:
+            worker = self.fleet.add(url, role=role, bootstrap_port=port)
+        except ValueError as exc:
+            raise BadInput(f"worker_type: {exc}") from None
         return _json(202, _describe(worker))
 
     def put_worker(self, request: Request, name: str) -> Answer:
@@ -249,7 +255,9 @@ def _describe(worker: Worker) -> dict[str, object]:
         "id": worker.id,
         "url": worker.url,
         "named_by": sorted(worker.named_by),
-        "is_healthy": worker.healthy,
+        "worker_type": worker.role.value,
+        "bootstrap_port": worker.bootstrap_port or worker.traits.bootstrap_port,
+        "is_healthy": worker.healthy and not worker.misplaced,
         "state": worker.state.value,
         "cause": worker.cause,
         "since": round(trio.current_time() - worker.since, 3),
@@ -285,6 +293,17 @@ def _url(request: Request) -> str:
     if not isinstance(url, str) or not url:
         raise BadInput("url: a worker's URL is needed")
     return url
+
+
+def _part(request: Request) -> tuple[Role | None, int | None]:
+    """A worker's role and bootstrap port: `worker_type` and `bootstrap_port` in the body. Raises `BadInput`."""
+    fields = _object(request) if request.body else {}
+    kind, port = fields.get("worker_type"), fields.get("bootstrap_port")
+    if kind is not None and kind not in list(Role):
+        raise BadInput(f"worker_type: must be one of {', '.join(Role)}")
+    if port is not None and not (type(port) is int and 0 < port < 65536):
+        raise BadInput("bootstrap_port: must be a port")
+    return (None if kind is None else Role(kind)), port
 
 
 def _object(request: Request) -> dict[str, Any]:

@@ -23,8 +23,9 @@ from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedP
 from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.fleet.rejoin import Standing
+from dyn_relay.fleet.stage import Stage, policies_of
 from dyn_relay.fleet.target import Lease, Target, no_tokens
-from dyn_relay.fleet.worker import TIER, TIERS, Signal, State, Worker
+from dyn_relay.fleet.worker import TIER, TIERS, Role, Signal, State, Worker
 from dyn_relay.formats.base import Format
 from dyn_relay.http11.client import Origin, Pool, fetch
 
@@ -66,10 +67,13 @@ class Fleet:
         self.config = config
         self._clock = clock
         self._examiner = Examiner(config, format, pool, fetch)
-        #: Chooses; `Fleet.run` runs it.
-        self.policy = POLICIES[config.policy](config, rng or random.Random(config.seed), clock)
+        #: Who chooses among the workers of a role; `Fleet.run` runs them.
+        self.policies = {
+            role: POLICIES[name](config, rng or random.Random(config.seed), clock)
+            for role, name in policies_of(config).items()
+        }
         self._keeper = Keeper(
-            config, clock, lambda: self.staying, self.relearn, moved=self._moved, renewed=self.policy.forget
+            config, clock, lambda: self.staying, self.relearn, moved=self._moved, renewed=self._renewed
         )
         self._on_move = on_move
         self._recounted = -math.inf
@@ -110,12 +114,16 @@ class Fleet:
             return None
         return next((worker for worker in self._workers.values() if worker.origin == origin), None)
 
-    def add(self, url: str, by: str = HAND) -> Worker:
+    def add(self, url: str, by: str = HAND, role: Role | None = None, bootstrap_port: int | None = None) -> Worker:
         """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL.
 
-        `by`: who names it. It stays as long as anybody does. One that an operator names is let in, see `admit`.
+        `by`: who names it. It stays as long as anybody does. One that an operator names is let in, see `admit`. `role`:
+        what it is for; None: the only thing that workers are for here. Raises `ValueError` for a role without a use.
         """
         origin = Origin.parse(url)
+        role = next(iter(self.policies)) if role is None and len(self.policies) == 1 else role
+        if role not in self.policies:
+            raise ValueError(f"a worker is for {' or '.join(self.policies)} here, not {role or 'nothing'}")
         worker = self.get(url)
         if worker is not None:
             worker.named_by.add(by)
@@ -126,6 +134,7 @@ class Fleet:
         breaker = Breaker(self.config.cb_failure_threshold, self.config.cb_success_threshold)
         number, now = self._joined, self._clock()
         worker = Worker(self._name(origin), number, origin, now, breaker=breaker, named_by={by})
+        worker.role, worker.bootstrap_port = role, bootstrap_port
         self._workers[worker.id] = worker
         watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._keeper)
         log.info("worker joined", worker=worker.id, url=worker.url)
@@ -188,7 +197,8 @@ class Fleet:
             try:
                 for watch in self._watches.values():
                     nursery.start_soon(watch.run)
-                nursery.start_soon(self.policy.run, self)
+                for role, policy in self.policies.items():
+                    nursery.start_soon(policy.run, Stage(self, role))
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -199,7 +209,8 @@ class Fleet:
     def has_room(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> bool:
         """Would `pick` find a target at a worker that is well?"""
         for worker in self._workers.values():
-            well = worker.state is State.READY and worker.standing is Standing.KNOWN and not worker.locked
+            well = worker.state is State.READY and worker.standing is Standing.KNOWN
+            well = well and not (worker.locked or worker.misplaced)
             usable = well and worker.id not in exclude and accept(worker)
             if usable and any(target.id not in exclude for target in worker.targets):
                 return True
@@ -348,10 +359,10 @@ class Fleet:
             self._recounted = now
             for worker in self._workers.values():
                 worker.recount()
-        return self.policy.choose(targets, ask)
+        return self.policies[targets[0].worker.role].choose(targets, ask)
 
     def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool], ask: Ask) -> list[Worker]:
-        usable = [w for w in self._workers.values() if w.id not in exclude and accept(w)]
+        usable = [w for w in self._workers.values() if w.id not in exclude and not w.misplaced and accept(w)]
         usable = [worker for worker in usable if not worker.locked] or usable
         found: list[list[Worker]] = [[] for _ in TIERS]
         ready, known, first = State.READY, Standing.KNOWN, found[0]  # by name: it is every request's path
@@ -390,9 +401,12 @@ class Fleet:
         if self.leaving(target.worker) and target.worker.in_flight == 0:
             self._forget(target.worker)
 
+    def _renewed(self, worker: Worker) -> None:
+        self.policies[worker.role].forget(worker)
+
     def _forget(self, worker: Worker) -> None:
         del self._workers[worker.id]
         self._watches.pop(worker.id).stop()
-        self.policy.forget(worker)
+        self._renewed(worker)
         log.info("worker left", worker=worker.id, url=worker.url)
         self._changed()

@@ -134,6 +134,14 @@ TRANSITIONS: dict[tuple[State, Signal], State] = {
 _LOUD = frozenset({State.SUSPECT, State.UNREADY, State.OPEN, State.STALE, State.DEAD})
 
 
+class Role(StrEnum):
+    """What a worker does for a request; the names are those of SMG's `worker_type`."""
+
+    REGULAR = "regular"  #: all of it
+    PREFILL = "prefill"  #: the prompt and one token, for a decode worker
+    DECODE = "decode"  #: the tokens, once it has the prompt's cache from a prefill worker
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """An engine and what is known of it. Times are seconds of the fleet's clock."""
@@ -144,6 +152,9 @@ class Worker:
     origin: Origin
     since: float
     state: State = State.STARTING
+    role: Role = Role.REGULAR
+    #: Where a prefill worker hands caches over, if it is not the port that the worker itself knows.
+    bootstrap_port: int | None = None
     #: Why it is in this state, for people.
     cause: str = "joined"
     traits: Traits = UNKNOWN
@@ -199,6 +210,11 @@ class Worker:
         """Bring `tokens` up to date."""
         for target in (*self.targets, *self._former):
             target.recount()
+
+    @property
+    def misplaced(self) -> bool:
+        """It says that it has another role than the one that it was named for."""
+        return self.traits.role not in (None, self.role)
 
     @property
     def unmet(self) -> bool:

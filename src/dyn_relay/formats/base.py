@@ -129,6 +129,10 @@ class Traits:
     indexer_topk: bool | None = None
     #: Its data-parallel ranks, numbered from 0; each has a cache and a queue of its own.
     dp_size: int | None = None
+    #: What it does for a request: "regular", "prefill" or "decode".
+    role: str | None = None
+    #: A prefill worker's own port for handing caches over.
+    bootstrap_port: int | None = None
     #: Differs between two processes at the same address, and stays the same as long as one lives.
     epoch: str | None = None
     #: None also if it publishes nothing.

@@ -74,7 +74,8 @@ class _Followed:
         # Those that join come first, so that a fleet which is exchanged is never empty.
         for origin in self.named:
             if origin not in before:
-                self._fleet.add(str(origin), by=self.source.name)
+                source = self.source
+                self._fleet.add(str(origin), source.name, source.role, source.ports.get(origin))
         for origin in before:
             if origin not in self.named:
                 self._fleet.withdraw(str(origin), by=self.source.name)

@@ -27,6 +27,8 @@ _infos = msgspec.json.Decoder(dict[str, object])
 
 #: Token ids are int64 in the engine.
 _ID_LIMIT = 2**63
+#: What `/server_info` says in `disaggregation_mode`, and the role that this is.
+_ROLES = {"null": "regular", "prefill": "prefill", "decode": "decode"}
 #: More data-parallel ranks than any engine has.
 _MOST_RANKS = 4096
 
@@ -99,6 +101,8 @@ class SglangFormat:
             routed_experts=_boolean(merged.get("enable_return_routed_experts")),
             indexer_topk=_boolean(merged.get("enable_return_indexer_topk")),
             dp_size=_ranks(merged.get("dp_size")),
+            role=_role(merged.get("disaggregation_mode")),
+            bootstrap_port=_port(merged.get("disaggregation_bootstrap_port")),
             epoch=_epoch(server),
             kv_events=kv_events(merged.get("kv_events")),
         )
@@ -179,6 +183,15 @@ def _defaults(infos: dict[str, object]) -> dict[str, object] | None:
     if isinstance(value, str):
         value = _object(value.encode())
     return value if isinstance(value, dict) else {}
+
+
+def _role(value: object) -> str | None:
+    return _ROLES.get(value) if isinstance(value, str) else None
+
+
+def _port(value: object) -> int | None:
+    port = _integer(value)
+    return port if port is not None and 0 < port < 65536 else None
 
 
 def _ranks(value: object) -> int | None:

@@ -1,0 +1,43 @@
+"""What workers are for: one role for all, or prefill and decode; and who chooses among those of a role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from dyn_relay.config import Config
+from dyn_relay.fleet.worker import Role, Worker
+
+if TYPE_CHECKING:
+    from dyn_relay.fleet.policies.base import Members
+
+
+def policies_of(config: Config) -> Mapping[Role, str]:
+    """The roles that there are, and the name of each one's policy."""
+    if not config.pd_disaggregation:
+        return {Role.REGULAR: config.policy}
+    return {
+        Role.PREFILL: config.prefill_policy or config.policy,
+        Role.DECODE: config.decode_policy or config.policy,
+    }
+
+
+class Stage:
+    """The workers of one role, for the policy that follows them."""
+
+    def __init__(self, fleet: Members, role: Role) -> None:
+        self._fleet = fleet
+        self._role = role
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """All of them."""
+        return tuple(worker for worker in self._fleet.workers if worker.role is self._role)
+
+    async def changed(self) -> None:
+        """Return when something has changed, here or elsewhere."""
+        await self._fleet.changed()
+
+    def restarted(self, worker: Worker, cause: str) -> None:
+        """The policy has seen, by `cause`, that the worker is a new process."""
+        self._fleet.restarted(worker, cause)
