@@ -10,6 +10,7 @@ import trio
 
 from dyn_relay.fleet.health import Probe
 from dyn_relay.fleet.target import Target
+from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import CannotComplete, End, Exchange, Outbound, Reading
 from dyn_relay.http11.client import Upstream, request_parts
 from dyn_relay.http11.errors import BadResponse, EventTooLarge
@@ -18,6 +19,7 @@ from dyn_relay.net import ConnectFailed, ConnectionBroken, Ended
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
 from dyn_relay.relay.failure import Failure, Kind, Phase
+from dyn_relay.relay.leg import Leg
 from dyn_relay.relay.orders import ask
 from dyn_relay.relay.reader import AnswerReader
 from dyn_relay.relay.silence import Silence
@@ -58,8 +60,9 @@ class Attempt:
         *,
         reuse: bool,
         again: bool = False,
+        leg: Leg | None = None,
     ) -> None:
-        """`rank`: the one that the request is to name, if any.
+        """`rank`: the one that the request is to name, if any. `leg`: the prefill worker's part, at a pair.
 
         `reuse`: an idle connection may be used, which can be stale. `again`: the one before this one was.
         """
@@ -69,6 +72,11 @@ class Attempt:
         self.rid = rid
         self._reuse = reuse and not again
         self._again = again
+        self._leg = leg
+        #: What the prefill worker has said was taken.
+        self._joined = leg is None
+        #: What it has said is the answer.
+        self._spoken_beside = False
         #: The request may have reached the worker: only then can it have a use for an abort.
         self.sent = False
         self.reader: AnswerReader | None = None
@@ -87,19 +95,31 @@ class Attempt:
     @property
     def in_stream(self) -> bool:
         """The answer is, or was to be, a stream of events."""
-        return self.reader is not None and self.reader.reading is Reading.EVENTS
+        return self.reader is not None and self.reader.reading is Reading.EVENTS and not self._spoken_beside
+
+    @property
+    def at_work(self) -> list[Worker]:
+        """Workers that may be at work on it."""
+        beside = [self._leg.worker] if self._leg is not None and self._leg.running else []
+        return [self.worker, *beside] if self.sent else beside
+
+    def blamed(self, failure: Failure) -> Target:
+        """The one that has failed."""
+        leg = self._leg
+        return leg.target if leg is not None and failure.worker in (leg.worker.id, leg.target.id) else self._target
 
     @property
     def worker_headers(self) -> Headers:
         """Its end-to-end headers, for an answer that is handed on whole."""
-        if self.reader is None:
+        if self.reader is None or self._spoken_beside:
             return []
         return [pair for pair in end_to_end(self.reader.response.headers) if pair[0] not in _REWRITTEN]
 
     @property
     def retry_after(self) -> float | None:
         """Seconds that a busy worker asks for (`Retry-After`); None if it does not, or names a date."""
-        text = get(self.reader.response.headers, b"retry-after") if self.reader is not None else None
+        spoken = self.reader is not None and not self._spoken_beside
+        text = get(self.reader.response.headers, b"retry-after") if self.reader is not None and spoken else None
         return float(text) if text is not None and len(text) < 10 and text.isdigit() else None
 
     def unwanted(self) -> None:
@@ -143,11 +163,32 @@ class Attempt:
             # connection's age, the worker died with the request in its hands.
             return self._failure(Kind.CUT, Phase.SENT, str(exc))
         try:
-            outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time(), self._rank)
-            return await self._converse(upstream, outbound, headers)
+            pairing = self._leg.pairing() if self._leg is not None else None
+            now = trio.current_time()
+            outbound = self._exchange.dispatch(self.worker.traits, self.rid, now, self._rank, pairing)
+            if self._leg is None or self._exchange.beside is None:
+                return await self._converse(upstream, outbound, headers)
+            return await self._converse_beside(self._leg, self._exchange.beside, upstream, outbound, headers)
         except BaseException:
             upstream.discard()
             raise
+
+    async def _converse_beside(
+        self, leg: Leg, beside: Outbound, upstream: Upstream, outbound: Outbound, headers: Headers
+    ) -> Failure | None:
+        """`_converse`, while the prefill worker is at work; what it is still at when that ends, it is to drop."""
+        failure: Failure | None = None
+        errors: list[Exception] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leg.run, beside, headers, lambda: self._reading.cancel())
+            try:
+                failure = await self._converse(upstream, outbound, headers)
+            except Exception as exc:  # carried out of the nursery as it is
+                errors.append(exc)
+            nursery.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
+        return failure
 
     async def _dial(self) -> Upstream:
         pool, origin = self._context.pool, self.worker.origin
@@ -243,6 +284,11 @@ class Attempt:
         silence = Silence(self._context.config, self._exchange, self._sent_at)
         while True:
             ended: Ended | None = None
+            if not self._joined and (self._exchange.waits_for_prefill or self._leg_over):
+                failure = await self._join(reader, silence)
+                if failure is not None:
+                    return failure
+                ended = Ended.DONE if reader.done else None
             while self._exchange.question is not None:
                 unanswered = await self._ask(self._exchange.question, reader, headers)
                 if unanswered is not None:
@@ -258,12 +304,36 @@ class Attempt:
             kind: Kind | None = None
             if ended is None:
                 ended, kind = await self._look(silence, upstream, reader)
-            if ended is Ended.DONE and self._exchange.question is not None:
+            if ended is Ended.DONE and (self._exchange.question is not None or self._exchange.waits_for_prefill):
                 continue
             if ended is not None:
                 return await self._ended(ended, upstream, reader)
             if kind is not None:
                 return self._failure(kind, self._phase(reader), silence.words(kind))
+
+    @property
+    def _leg_over(self) -> bool:
+        return self._leg is not None and self._leg.finished.is_set()
+
+    async def _join(self, reader: AnswerReader, silence: Silence) -> Failure | None:
+        """Take what the prefill worker has said. Raises `ClientGone`, `CannotComplete`."""
+        leg, exchange = self._leg, self._exchange
+        assert leg is not None
+        await unless_gone(self._client, leg.finished.wait)
+        self._joined = True
+        silence.excuse(trio.current_time())
+        if leg.answer is None:
+            # Once decode has given a token, the cache was handed over, and it needs nobody.
+            needless = exchange.attempt_tokens > 0 and not exchange.waits_for_prefill
+            return None if needless else leg.failure
+        rest = reader.beside(leg.answer, leg.events)
+        if rest:
+            await self._downstream.send(rest)
+        end = exchange.end
+        if reader.done and end in _KINDS:
+            self._spoken_beside = True
+            return Failure(_KINDS[end], Phase.ANSWERED, leg.target.id, f"prefill: {exchange.detail}")
+        return None
 
     async def _ask(self, question: Outbound, reader: AnswerReader, headers: Headers) -> Failure | None:
         """Ask the worker what the format must know before it takes more. Raises `ClientGone`, `CannotComplete`."""
@@ -289,7 +359,7 @@ class Attempt:
         if self._context.fleet.paused:
             silence.excuse(now)
             return None, None
-        if silence.too_late(reader, now):
+        if silence.too_late(reader, now) and self._joined:
             return None, Kind.FIRST_TOKEN
         if not silence.over(reader, now):
             return None, None

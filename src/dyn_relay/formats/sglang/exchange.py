@@ -12,8 +12,10 @@ from dyn_relay.formats.base import (
     Answer,
     CannotComplete,
     End,
+    Event,
     Headers,
     Outbound,
+    Pairing,
     Reading,
     Traits,
     Verdict,
@@ -40,6 +42,7 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.needs import needs_of
+from dyn_relay.formats.sglang.pair import Prefilled, legs, wanted
 from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
@@ -72,6 +75,7 @@ class SglangExchange(Reader):
         self.unsplit = ""
         #: Those of the worker that attempt 0 was admitted for.
         self._traits = Traits()
+        self.beside: Outbound | None = None
         self._status = 0
         self._content_type = b""
         #: The current attempt's worker was sent the client's own body.
@@ -134,7 +138,9 @@ class SglangExchange(Reader):
             self._request, self._traits, self.verdict.migratable, self.delivered, text, owed, self._rules.weights, had
         )
 
-    def dispatch(self, traits: Traits, rid: str, now: float, rank: int | None = None) -> Outbound:
+    def dispatch(
+        self, traits: Traits, rid: str, now: float, rank: int | None = None, pairing: Pairing | None = None
+    ) -> Outbound:
         """Begin the next attempt, under the name `rid` if the request is migratable.
 
         Raises `CannotComplete` if something was delivered that cannot be continued.
@@ -160,16 +166,51 @@ class SglangExchange(Reader):
         if number == 0 and rank == self.pinned:
             rank = None  # the client's own body says so
         self._as_is = not self.verdict.migratable
-        if self._as_is:
-            return Outbound(request.method, PATH, continuation.whole(request, traits, rank), request.content_type)
         if self._owed_finish:
             self._take = self._take_rows
-            body = continuation.rows_alone(request, traits, rid, self._ledger.ids, rank)
-        elif number == 0:
-            body = continuation.first(request, traits, rid, rank)
+        place, self.beside = continuation.placed(traits, rank), None
+        if pairing is not None:
+            attempt.prefilled = Prefilled(wants=wanted(request) and not self.delivered)
+            place, prefill = legs(request, pairing, place)
+            self.beside = self._outbound(pairing.traits, prefill)
+        return self._outbound(traits, place)
+
+    def _outbound(self, traits: Traits, place: Fields) -> Outbound:
+        """The current attempt's request for one worker, which `place` names."""
+        request, attempt, ids = self._request, self._attempt, self._ledger.ids
+        if self._as_is:
+            return Outbound(request.method, PATH, continuation.whole(request, place), request.content_type)
+        if self._owed_finish:
+            body = continuation.rows_alone(request, attempt.rid, ids, place)
+        elif attempt.number == 0:
+            body = continuation.first(request, traits, attempt.rid, place)
         else:
-            body = continuation.later(request, traits, rid, self._ledger.ids, rank)
+            body = continuation.later(request, traits, attempt.rid, ids, place)
         return Outbound(request.method, PATH, body)
+
+    @property
+    def waits_for_prefill(self) -> bool:
+        """Something of the decode worker's answer needs what the prefill worker says."""
+        prefilled = self._attempt.prefilled
+        return prefilled is not None and prefilled.waits and self.end is None
+
+    def prefilled(self, answer: Answer, events: Sequence[Event] | None, now: float) -> bytes:
+        """The prefill worker's whole answer; return what the client's body gets. Raises `CannotComplete`."""
+        prefilled = self._attempt.prefilled
+        assert prefilled is not None
+        if answer.status >= 400:
+            self._refused(answer)
+            return b""
+        try:
+            found, held = prefilled.told([data for _, data in events if data] if events is not None else [answer.body])
+        except UNREADABLE as exc:
+            self._stop(End.GARBAGE, f"the prefill worker's answer: {exc}")
+            return b""
+        if found is not None:
+            self._fault = found
+            self._stop(found.end(self.attempt_tokens), found.message)
+            return b""
+        return self._read(held, now)
 
     def stall_allowance(self) -> float:
         """Seconds that the asked-for cadence explains."""
@@ -192,11 +233,7 @@ class SglangExchange(Reader):
     def body(self, data: bytes, now: float) -> None:
         """The whole body of an error, or of a worker that answers a stream's request in one piece. Sets `end`."""
         if self._status >= 400:
-            self._whole = Answer(self._status, data, self._content_type)
-            self.detail = _excerpt(data)
-            self.end = Fault(self._status, self.detail).end(0)
-            if self._status == 503 and (self.streaming or self.verdict.migratable):
-                self.end = End.BUSY  # a stream has its status before its first token, whatever the words
+            self._refused(Answer(self._status, data, self._content_type))
             return
         if self._status == 200 and not self.streaming:
             try:
@@ -210,6 +247,13 @@ class SglangExchange(Reader):
                 self._whole = Answer(200, data, self._content_type)
             return
         self._stop(End.GARBAGE, f"status {self._status}, {self._content_type.decode('latin-1')}")
+
+    def _refused(self, answer: Answer) -> None:
+        self._whole = answer
+        self.detail = _excerpt(answer.body)
+        self.end = Fault(answer.status, self.detail).end(0)
+        if answer.status == 503 and (self.streaming or self.verdict.migratable):
+            self.end = End.BUSY  # a stream has its status before its first token, whatever the words
 
     def last_words(self) -> bytes:
         """The held-back error event and the terminator that stock sends after it."""

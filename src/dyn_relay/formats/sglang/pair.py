@@ -1,0 +1,122 @@
+"""Prefill and decode: what each of the two workers of an attempt is sent, and what is made of the two answers.
+
+Source: SGLang 0.5.23. Both get the same request, with the same room: the prefill worker computes the prompt and one
+token, hands the cache over, and then answers with that token and all `input_*` of the prompt (prefill.py:1014, :1219).
+The decode worker answers with every token, and has no `input_*` (output_streamer.py:566). So the client gets decode's
+answer with prefill's `input_*` in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Raw
+
+from dyn_relay.formats.base import Event, Pairing
+from dyn_relay.formats.sglang.batch import asked
+from dyn_relay.formats.sglang.continuation import BOOTSTRAP, placed
+from dyn_relay.formats.sglang.events import DONE, Fault, Kind, fault, kind, whole_decoder
+from dyn_relay.formats.sglang.request import ABSENT, Request
+from dyn_relay.formats.sglang.wire import Fields, Foreign, raw, read, read_fields, read_rows
+
+#: What only the prefill worker knows of the prompt, under `meta_info`.
+INPUTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
+
+
+def legs(request: Request, pairing: Pairing, decode: Fields) -> tuple[Fields, Fields]:
+    """What the decode worker's request has beside its rank's fields, `decode`, and what the prefill worker's has.
+
+    A batch names a room for each of its prompts.
+    """
+    want = asked(request)
+    fields: Fields = {}
+    if not BOOTSTRAP & request.fields.keys():
+        rooms = [pairing.room() for _ in range(want.prompts)]
+        many = want.several
+        fields = {
+            "bootstrap_host": raw([pairing.host] * len(rooms) if many else pairing.host),
+            "bootstrap_port": raw([pairing.port] * len(rooms) if many else pairing.port),
+            "bootstrap_room": raw(rooms if many else rooms[0]),
+        }
+    if pairing.rank is None:
+        return {**decode, **fields}, fields
+    return (
+        {**decode, "disagg_prefill_dp_rank": raw(pairing.rank), **fields},
+        {**placed(pairing.traits, pairing.rank), **fields},
+    )
+
+
+def wanted(request: Request) -> bool:
+    """Does the answer have anything that only the prefill worker knows?"""
+    start = request.value("logprob_start_len")
+    shown = start is not ABSENT and start is not None and start != -1
+    return shown and request.value("return_logprob") not in (ABSENT, None, False)
+
+
+class Prefilled:
+    """The prefill worker's part in an answer. Events of the decode worker wait for it, if they need it."""
+
+    __slots__ = ("_held", "_inputs", "wants")
+
+    def __init__(self, *, wants: bool) -> None:
+        self.wants = wants
+        #: By the answer's number in a batch.
+        self._inputs: list[Fields] | None = None
+        self._held: list[Event] = []
+
+    @property
+    def waits(self) -> bool:
+        """Nothing more can be taken before it is there."""
+        return bool(self._held)
+
+    def take(self, events: Sequence[Event]) -> Sequence[Event]:
+        """The decode worker's events as the client may see them; those that have to wait come with `told`."""
+        if not self.wants:
+            return events
+        if self._inputs is None:
+            self._held += events
+            return ()
+        return [self._merged(event) for event in events]
+
+    def told(self, bodies: Sequence[bytes]) -> tuple[Fault | None, Sequence[Event]]:
+        """The prefill worker's whole answer: the data of its events, or its body. Its error, else what had waited.
+
+        Raises as events that cannot be read.
+        """
+        inputs: list[Fields] = []
+        for body in bodies:
+            if body == DONE:
+                continue
+            answers = [bytes(row) for row in read_rows(body)] if body[:1] == b"[" else [body]
+            for answer in answers:
+                event = read(whole_decoder, answer)
+                if kind(event) is Kind.ERROR:
+                    return fault(event), ()
+                meta = read_fields(read_fields(answer)["meta_info"])
+                inputs.append({name: meta[name].copy() for name in INPUTS if name in meta})
+        if not inputs:
+            raise Foreign("the prefill worker's answer is empty")
+        self._inputs = inputs
+        held, self._held = self._held, []
+        return None, self.take(held)
+
+    def _merged(self, event: Event) -> Event:
+        _, data = event
+        if data in (b"", DONE):
+            return event
+        if data[:1] == b"[":
+            answers = [self._with(row, at) for at, row in enumerate(read_rows(data))]
+            return b"", bytes(raw(answers))
+        return b"", bytes(self._with(Raw(data), -1))
+
+    def _with(self, data: Raw, index: int) -> Raw:
+        """An answer with the prompt's metadata; it is the `index`-th of a batch, -1: it says itself which one."""
+        assert self._inputs is not None
+        fields = read_fields(data)
+        if "meta_info" not in fields:
+            return data
+        if index < 0:
+            index = int(bytes(fields["index"])) if "index" in fields else 0
+        meta = read_fields(fields["meta_info"])
+        given = self._inputs[index] if index < len(self._inputs) else {}
+        return raw({**fields, "meta_info": raw({**meta, **{name: given[name] for name in given if name in meta}})})
