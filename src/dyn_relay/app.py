@@ -36,6 +36,7 @@ from dyn_relay.relay.departures import Departures
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.orders import ORDER_TIMEOUT
 from dyn_relay.relay.queue import Queue
+from dyn_relay.relay.rooms import Rooms
 from dyn_relay.relay.service import Relay
 from dyn_relay.relay.turnstile import Turnstile
 from dyn_relay.sockets import open_network
@@ -91,6 +92,7 @@ class App:
         self.live = LiveRequests(rng, alone=config.processes == 1)
         self._queue = Queue(config, self.metrics)
         self._permits = Turnstile(self._retry_limit)
+        self.rooms = Rooms(rng)
         self.metrics.retry_queue_depth.set_function(lambda: self._permits.waiting)
 
     async def serve(
@@ -150,6 +152,7 @@ class App:
             chores=Chores(chores),
             queue=self._queue,
             permits=self._permits,
+            rooms=self.rooms,
         )
 
     def _retry_limit(self) -> float:

@@ -98,6 +98,11 @@ class Attempt:
         return self.reader is not None and self.reader.reading is Reading.EVENTS and not self._spoken_beside
 
     @property
+    def paired(self) -> bool:
+        """Another worker computes, or has computed, the prompt."""
+        return self._leg is not None
+
+    @property
     def at_work(self) -> list[Worker]:
         """Workers that may be at work on it."""
         beside = [self._leg.worker] if self._leg is not None and self._leg.running else []

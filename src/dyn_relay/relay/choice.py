@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import trio
 
 from dyn_relay.fleet.poison import NotYet
 from dyn_relay.fleet.target import Target
-from dyn_relay.fleet.worker import Worker
+from dyn_relay.fleet.worker import Role, Worker
 from dyn_relay.formats.base import Exchange
 from dyn_relay.net import Sink
 from dyn_relay.relay.affinity import asking
@@ -27,13 +27,24 @@ T = TypeVar("T")
 LOOK_INTERVAL = 0.5
 
 
+class Pair(NamedTuple):
+    """Where an attempt goes."""
+
+    target: Target
+    #: Who computes the prompt for it, if another worker does.
+    prefill: Target | None
+
+
 class Choice:
     """One request's. `key`: what it has in common with others that should meet the same cache."""
 
     def __init__(
         self, context: Context, exchange: Exchange, record: RequestRecord, client: Sink, key: str, *, native: bool
     ) -> None:
-        self.candidates = Candidates(context.fleet, exchange, record)
+        paired = context.config.pd_disaggregation
+        self.candidates = Candidates(context.fleet, exchange, record, Role.DECODE if paired else Role.REGULAR)
+        #: Who may compute the prompt, where that is another worker's part.
+        self.prefills = Candidates(context.fleet, exchange, record, Role.PREFILL) if paired and native else None
         self.recovery = Recovery(context)
         #: What is left of its tries; a new value after each failure.
         self.budget = AttemptBudget(context.config.migration_limit)
@@ -64,22 +75,25 @@ class Choice:
         if self._between is not None:
             self._between.cancel()
 
-    async def target(self) -> Target | None:
-        """A target for the next attempt, and the permit for it; None if nobody is left to ask. Raises as `_choose`."""
+    async def pair(self) -> Pair | None:
+        """Targets for the next attempt, and the permit for it; None if nobody is left to ask. Raises as `_choose`."""
         while True:
-            target = await self._choose()
+            prefill = await self._choose(self.prefills) if self.prefills is not None else None
+            if self.prefills is not None and prefill is None:
+                return None
+            target = await self._choose(self.candidates)
             if target is None or self.recovery.permitted:
-                return target
+                return Pair(target, prefill) if target is not None else None
             await self.wait(self.recovery.turn)
 
-    async def _choose(self) -> Target | None:
+    async def _choose(self, candidates: Candidates) -> Target | None:
         """A target for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
         known, met = False, set[str]()
         if self.first is not None:
             # Of a worker whose infos could not be read at first they may have come since.
             self._exchange.know(self.first.traits)
         while True:
-            target = await self._pick()
+            target = await self._pick(candidates)
             if target is not None and self._native and target.worker.unmet and target.worker.id not in met:
                 # It has just joined. What depends on its infos would be refused, or go where it cannot be answered.
                 met.add(target.worker.id)
@@ -88,10 +102,10 @@ class Choice:
             if target is not None:
                 return target
             excluded = self.budget.excluded
-            if not known and self.candidates.unfit(excluded):
+            if not known and candidates.unfit(excluded):
                 # What is known of them may be old: weights are updated in place.
                 known = True
-                await self.wait(partial(self._context.fleet.relearn, self.candidates.left(excluded)))
+                await self.wait(partial(self._context.fleet.relearn, candidates.left(excluded)))
                 continue
             if not excluded:
                 if not self._patient():
@@ -103,11 +117,11 @@ class Choice:
                 return None
             self.budget = lap
 
-    async def _pick(self) -> Target | None:
+    async def _pick(self, candidates: Candidates) -> Target | None:
         """One that has all that is asked for; if the fleet has none, any that may: its own answer will say so."""
-        target = await self._pick_from(self.candidates.has_all)
-        if target is None and not self.candidates.some_has_all:
-            target = await self._pick_from(self.candidates.may_take)
+        target = await self._pick_from(candidates.has_all)
+        if target is None and not candidates.some_has_all:
+            target = await self._pick_from(candidates.may_take)
         return target
 
     async def _pick_from(self, accept: Callable[[Worker], bool]) -> Target | None:

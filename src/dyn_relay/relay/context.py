@@ -16,6 +16,7 @@ from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.queue import Queue
+from dyn_relay.relay.rooms import Rooms
 from dyn_relay.relay.turnstile import Turnstile
 
 
@@ -38,3 +39,4 @@ class Context:
     queue: Queue
     #: For continuations without a token.
     permits: Turnstile
+    rooms: Rooms

@@ -84,16 +84,20 @@ class Leg:
         except (BadResponse, EventTooLarge) as exc:
             self._failed(Kind.GARBAGE, Phase.SENT, str(exc))
         self.running = self.failure is not None and self.failure.kind is not Kind.CONNECT
-        self._lease.release()
+        self._end_lease()
         self.finished.set()
         over()
 
     def _failed(self, kind: Kind, phase: Phase, words: str) -> None:
         self.failure = Failure(kind, phase, self.worker.id, f"prefill: {words}")
 
+    def _end_lease(self) -> None:
+        if self._lease.held:
+            self._lease.release()
+
     def close(self) -> None:
         """The attempt is over."""
-        self._lease.release()
+        self._end_lease()
         for room in self._drawn:
             self._rooms.give_back(room)
         self._drawn.clear()

@@ -47,6 +47,8 @@ class AttemptRecord:
     ended: float = 0.0
     first_token: float | None = None
     last_token: float | None = None
+    #: The id of the worker that computed the prompt for it, where that is another one.
+    prefill: str | None = None
     #: The failure's kind, "left" if it was given up without one (client gone, abort); None if it ended well.
     cause: str | None = "left"
     #: The failure in our own words; an engine's may quote the prompt.
@@ -64,6 +66,7 @@ class AttemptRecord:
             "number": number,
             "worker": self.worker,
             "url": self.url,
+            "prefill": self.prefill,
             "rid": self.rid,
             "started": self.started - since,
             "first_token": None if self.first_token is None else self.first_token - since,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from typing import TypeVar
 
 import trio
 
 from dyn_relay.fleet.poison import Finding, SuspectedPoison, Trial
-from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import UNKNOWN, CannotComplete, Exchange, Traits
 from dyn_relay.http11.headers import Headers
@@ -16,11 +16,12 @@ from dyn_relay.net import ConnectionBroken
 from dyn_relay.relay.affinity import key_of
 from dyn_relay.relay.attempt import Attempt
 from dyn_relay.relay.budget import limited, too_long
-from dyn_relay.relay.choice import Choice
+from dyn_relay.relay.choice import Choice, Pair
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
 from dyn_relay.relay.ending import Ending
 from dyn_relay.relay.failure import Action, Failure, Kind
+from dyn_relay.relay.leg import Leg
 from dyn_relay.relay.orders import tell, tell_if_alive
 from dyn_relay.relay.queue import Crowded, Entry
 from dyn_relay.relay.record import AttemptRecord, Outcome, RequestRecord
@@ -141,18 +142,18 @@ class LogicalRequest:
             while not self.abort_wished:
                 if self.record.started_work and self._context.fleet.calm.disturbed:
                     await self._choice.wait(self._context.fleet.calm.wait)
-                target = await self._choice.target()
-                if target is None:
+                pair = await self._choice.pair()
+                if pair is None:
                     if not self.record.attempts:
                         self._admit(UNKNOWN)  # for the header of what is about to be said
                     unfit = self._choice.candidates.unfit(self._choice.budget.excluded)
                     return await self._ending.nobody_left(self._last, self._choice.budget.history, unfit)
-                failure = await self._try(target)
-                if failure is not None and failure.kind is Kind.STALE and self._may_redial(target):
+                failure = await self._try(pair)
+                if failure is not None and failure.kind is Kind.STALE and self._may_redial(pair):
                     # Under another name: the worker may have read the request, and be at work on it.
                     self._leave()
                     self.record.step(Step.CUT)
-                    failure = await self._try(target, again=True)
+                    failure = await self._try(pair, again=True)
                 if failure is None:
                     assert self._last is not None
                     self._choice.recovery.release()
@@ -182,9 +183,9 @@ class LogicalRequest:
 
     # -- before it -------------------------------------------------------------------------------------------------
 
-    def _may_redial(self, target: Target) -> bool:
+    def _may_redial(self, pair: Pair) -> bool:
         fleet = self._context.fleet
-        return target.worker in fleet.staying and not (self.abort_wished or (fleet.paused and self._native))
+        return pair.target.worker in fleet.staying and not (self.abort_wished or (fleet.paused and self._native))
 
     @property
     def _repeatable(self) -> bool:
@@ -203,12 +204,12 @@ class LogicalRequest:
 
     # -- one attempt -----------------------------------------------------------------------------------------------
 
-    async def _try(self, target: Target, *, again: bool = False) -> Failure | None:
+    async def _try(self, pair: Pair, *, again: bool = False) -> Failure | None:
         """One attempt; None if the engine has said its last word. Raises `SuspectedPoison`, `Unwanted`.
 
         `again`: at the same worker, whose idle connection had gone stale.
         """
-        context, exchange, choice = self._context, self._exchange, self._choice
+        context, exchange, choice, target = self._context, self._exchange, self._choice, pair.target
         fleet, worker = context.fleet, target.worker
         if not self.record.started_work:
             choice.first = worker
@@ -218,24 +219,20 @@ class LogicalRequest:
         self.record.step(Step.DISPATCH)
         fingerprint = exchange.fingerprint() if fleet.wary else b""
         lease = fleet.lease(target, exchange.generations, lambda: exchange.prompt_tokens + exchange.delivered)
-        with lease, fleet.trial(worker, fingerprint, proven=choice.proven) as trial:
+        suspected = (pair.prefill or target).worker  # who computes the prompt dies of it
+        with lease, fleet.trial(suspected, fingerprint, proven=choice.proven) as trial, self._beside(pair) as leg:
 
             def on_token() -> None:
                 trial.token()
                 choice.progressed(record.resumed_from)
 
+            record.prefill = leg.worker.id if leg is not None else None
+            rank = choice.candidates.rank(target)
             attempt = self._current = Attempt(
-                *(
-                    context,
-                    exchange,
-                    self._downstream,
-                    target,
-                    self._choice.candidates.rank(target),
-                    record.rid,
-                    on_token,
-                ),
-                reuse=self._repeatable,
+                *(context, exchange, self._downstream, target, rank, record.rid, on_token),
+                reuse=self._repeatable and leg is None,
                 again=again,
+                leg=leg,
             )
             try:
                 failure = await attempt.run(self._headers)
@@ -245,22 +242,34 @@ class LogicalRequest:
             if failure is None:
                 trial.token()  # an answer that shows no tokens (opaque) clears as well
                 fleet.report(worker, True)
+                if leg is not None and leg.failure is None:
+                    fleet.report(leg.worker, True)
                 self._current, self._last = None, attempt
                 return None
             if failure.kind is Kind.INTERRUPTED:
                 fleet.calm.disturb()
+            blamed = attempt.blamed(failure)
             if failure.rule.penalty and not self.abort_wished:
                 refused = failure.kind is Kind.KEY
-                fleet.report(worker, False, failure.words, failure.kind.value, key_refused=refused)
+                fleet.report(blamed.worker, False, failure.words, failure.kind.value, key_refused=refused)
             if failure.kind is Kind.BUSY:
-                fleet.full(target, attempt.retry_after)
+                fleet.full(blamed, attempt.retry_after)
             if self._suspicious(failure, record):
-                await self._investigate(attempt, trial)
+                await self._investigate(attempt, trial, suspected)
         return failure
 
-    async def _investigate(self, attempt: Attempt, trial: Trial) -> None:
+    def _beside(self, pair: Pair) -> AbstractContextManager[Leg | None]:
+        """The prefill worker's part in an attempt; its lease is taken at once."""
+        if pair.prefill is None or self._choice.prefills is None:
+            return nullcontext()
+        context, exchange = self._context, self._exchange
+        lease = context.fleet.lease(pair.prefill, exchange.generations, lambda: exchange.prompt_tokens)
+        rank = self._choice.prefills.rank(pair.prefill)
+        return closing(Leg(context, pair.prefill, lease.__enter__(), rank, context.rooms))
+
+    async def _investigate(self, attempt: Attempt, trial: Trial, suspected: Worker) -> None:
         """The attempt failed before its first token: did its worker die of it? Raises `SuspectedPoison`."""
-        if not await unless_gone(self._client, partial(self._context.fleet.lives, attempt.worker)):
+        if not await unless_gone(self._client, partial(self._context.fleet.lives, suspected)):
             trial.fingerprint = self._exchange.fingerprint()
             if trial.died() is Finding.CONVICTED:
                 self._leave()
@@ -345,7 +354,8 @@ class LogicalRequest:
         """An abort may overtake the request that it means: say it again while the attempt goes on, then end it here."""
         with trio.move_on_after(ABORT_REPEATS * ABORT_INTERVAL):  # a worker that hangs answers no order either
             while self._current is attempt:
-                await tell(self._context, attempt.worker, self._context.format.abort(attempt.rid))
+                for worker in attempt.at_work:
+                    await tell(self._context, worker, self._context.format.abort(attempt.rid))
                 await trio.sleep(ABORT_INTERVAL)
         if self._current is attempt:
             attempt.give_up()
@@ -357,7 +367,8 @@ class LogicalRequest:
             return
         if not self._context.live.related(attempt.rid):  # a related one is not migratable, and kept its name
             order = self._context.format.abort(attempt.rid)
-            self._context.chores.start(partial(tell_if_alive, self._context, attempt.worker, order))
+            for worker in attempt.at_work:
+                self._context.chores.start(partial(tell_if_alive, self._context, worker, order))
 
     # -- after a failure -------------------------------------------------------------------------------------------
 
@@ -365,7 +376,7 @@ class LogicalRequest:
         """Decide what a failure means; True if another attempt is to be made, else the request has ended."""
         attempt, ending = self._current, self._ending
         assert attempt is not None
-        if failure.rule.abort:
+        if failure.rule.abort or attempt.paired:
             self._leave()
         self._current, self._last = None, attempt
         self._choice.budget = self._choice.budget.after(failure)

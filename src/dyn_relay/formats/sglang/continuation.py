@@ -30,7 +30,7 @@ RANKS = frozenset({"routed_dp_rank", "data_parallel_rank"})
 BOOTSTRAP = frozenset({"bootstrap_host", "bootstrap_port", "bootstrap_room"})
 #: What says where a request is to run.
 PLACES = RANKS | {"disagg_prefill_dp_rank"}
-BOUND_TO_WORKER = frozenset({"kv_hints"}) | PLACES | BOOTSTRAP
+BOUND_TO_WORKER = frozenset({"kv_hints"}) | RANKS
 #: The first release of which `routed_dp_rank` is known.
 _ROUTED_SINCE = (0, 5, 19)
 
