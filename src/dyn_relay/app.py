@@ -23,6 +23,7 @@ from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.discovery import catalog as discovery
 from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.stage import configured
 from dyn_relay.formats import catalog
 from dyn_relay.http11.client import Pool
 from dyn_relay.http11.server import Limits, serve
@@ -69,6 +70,8 @@ class App:
             config.on_abort,
             config.weight_version_policy,
             tell_recomputed_rows=config.tell_recomputed_rows,
+            pd_disaggregation=config.pd_disaggregation,
+            trust_client_bootstrap=config.trust_client_bootstrap,
         )
         self._pool = Pool(
             network,
@@ -86,7 +89,8 @@ class App:
         self.metrics.watch_fleet(self._samples)
         self.metrics.watch_policies({role.value: policy for role, policy in self.fleet.policies.items()})
         # A replacement asks the others which of the configured workers are still used.
-        known = replace(config, worker_urls=()) if siblings is not None and siblings.replacement else config
+        replaces = siblings is not None and siblings.replacement
+        known = replace(config, worker_urls=(), prefill=(), decode=()) if replaces else config
         self.discovery = Discovery(self.fleet, discovery.sources(known))
         self.metrics.watch_discovery(self.discovery.samples)
         self.live = LiveRequests(rng, alone=config.processes == 1)
@@ -106,6 +110,8 @@ class App:
         async with trio.open_nursery() as background:
             await background.start(self.fleet.run)
             await background.start(self.discovery.run)
+            if config.pd_disaggregation:
+                await self._check_roles()
             try:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
@@ -130,11 +136,19 @@ class App:
                     siblings.close()
             background.cancel_scope.cancel()
 
+    async def _check_roles(self) -> None:
+        """Do the workers that answer say what they were named for? Raises `Misplaced`."""
+        await self.fleet.relearn(self.fleet.workers)
+        wrong = [one for one in self.fleet.workers if one.misplaced]
+        if wrong:
+            words = (f"{one.url} was named as {one.role}, and says that it is {one.traits.role}" for one in wrong)
+            raise Misplaced("; ".join(words))
+
     async def _catch_up(self, siblings: Siblings) -> None:
         """Learn what the proxy was told before this process took another's place."""
         told = await siblings.workers()
-        for url in self.config.worker_urls if told is None else told:
-            self.fleet.add(url)
+        for origin, role, port in configured(self.config) if told is None else told:
+            self.fleet.add(str(origin), role=role, bootstrap_port=port)
         self.fleet.pause(await siblings.paused())
 
     def _context(self, trace: TraceFile | None, chores: trio.Nursery) -> Context:
@@ -176,6 +190,10 @@ async def _answer_siblings(listener: Listener, door: Door) -> None:
 
 def _report(exc: Exception) -> None:
     log.error("a request failed because of a defect of the proxy", exc_info=exc)
+
+
+class Misplaced(Exception):
+    """A worker was named for another role than it says it has."""
 
 
 class Orders(Protocol):
@@ -242,6 +260,16 @@ async def run(config: Config, seat: Seat | None = None) -> int:
         except OSError as exc:
             log.error("cannot start", option=option, error=str(exc))
             return 1
+        except ExceptionGroup as group:
+            misplaced, rest = group.split(Misplaced)
+            if misplaced is None or rest is not None:
+                raise
+            log.error("cannot start", option="prefill, decode", error=str(_first(misplaced)))
+            return 1
+
+
+def _first(exc: BaseException) -> BaseException:
+    return _first(exc.exceptions[0]) if isinstance(exc, BaseExceptionGroup) else exc
 
 
 def location(host: str, port: int) -> str:

@@ -14,7 +14,8 @@ import msgspec
 import structlog
 import trio
 
-from dyn_relay.fleet.worker import State
+from dyn_relay.fleet.stage import Named
+from dyn_relay.fleet.worker import Role, State
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.client import BadResponse, Origin, Pool, fetch
 from dyn_relay.http11.errors import error_body
@@ -84,10 +85,10 @@ class Siblings:
                 nursery.start_soon(ask, other)
         return Heard([answers[other] for other in sorted(answers)], sorted(silent))
 
-    async def workers(self) -> list[str] | None:
-        """URLs of the workers that the others use; None if none of them knows, since all have been replaced."""
+    async def workers(self) -> list[Named] | None:
+        """The workers that the others use; None if none of them knows, since all have been replaced."""
         told = await self._told("/workers", _Workers)
-        return None if told is None else [one.url for one in told.workers if one.state != State.DRAINING]
+        return None if told is None else [one.named() for one in told.workers if one.state != State.DRAINING]
 
     async def paused(self) -> bool:
         """No attempt is to begin, the others say."""
@@ -122,6 +123,11 @@ def missing(silent: Sequence[int]) -> Answer:
 class _Worker(msgspec.Struct):
     url: str
     state: str
+    worker_type: Role
+    bootstrap_port: int | None
+
+    def named(self) -> Named:
+        return Named(Origin.parse(self.url), self.worker_type, self.bootstrap_port)
 
 
 class _Workers(msgspec.Struct):

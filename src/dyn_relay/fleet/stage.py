@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dyn_relay.config import Config
 from dyn_relay.fleet.worker import Role, Worker
+from dyn_relay.http11.origin import Origin
 
 if TYPE_CHECKING:
     from dyn_relay.fleet.policies.base import Members
@@ -20,6 +21,27 @@ def policies_of(config: Config) -> Mapping[Role, str]:
         Role.PREFILL: config.prefill_policy or config.policy,
         Role.DECODE: config.decode_policy or config.policy,
     }
+
+
+class Named(NamedTuple):
+    """A worker, as it is named by whoever wants it in the fleet."""
+
+    origin: Origin
+    #: What it is for; None: the only thing that there is.
+    role: Role | None = None
+    #: Of a prefill worker, where it does not say so itself.
+    bootstrap_port: int | None = None
+
+
+def configured(config: Config) -> list[Named]:
+    """The workers that the configuration names. Raises `ValueError` for a bad URL."""
+    found = [Named(Origin.parse(url)) for url in config.worker_urls]
+    for item in config.prefill:
+        if item.isdigit():
+            found[-1] = found[-1]._replace(bootstrap_port=int(item))
+        else:
+            found.append(Named(Origin.parse(item), Role.PREFILL))
+    return found + [Named(Origin.parse(url), Role.DECODE) for url in config.decode]
 
 
 class Stage:

@@ -17,8 +17,16 @@ def make(
     weight_version_policy: str = "any",
     *,
     tell_recomputed_rows: bool = False,
+    pd_disaggregation: bool = False,
+    trust_client_bootstrap: bool = False,
 ) -> Format:
     """A format by name, with the options of the same names. Raises `LookupError`, `ValueError`."""
     if name == "sglang":
-        return SglangFormat(on_abort, WeightPolicy(weight_version_policy), tells_recomputed=tell_recomputed_rows)
+        return SglangFormat(
+            on_abort,
+            WeightPolicy(weight_version_policy),
+            tells_recomputed=tell_recomputed_rows,
+            paired=pd_disaggregation,
+            trusts_bootstrap=trust_client_bootstrap,
+        )
     raise LookupError(f"no format named {name!r}; there are: {', '.join(NAMES)}")

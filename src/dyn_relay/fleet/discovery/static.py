@@ -7,25 +7,17 @@ from collections.abc import Iterable
 import trio
 
 from dyn_relay.fleet.discovery.base import Report, Source
-from dyn_relay.fleet.worker import Role
-from dyn_relay.http11.origin import Origin
+from dyn_relay.fleet.stage import Named
 
 
 class Static(Source):
-    """A set that never changes. Raises `ValueError` for a bad URL."""
+    """A set that never changes."""
 
-    def __init__(self, items: Iterable[str], name: str = "static", role: Role | None = None) -> None:
-        """`items`: URLs, each with its bootstrap port behind it or none."""
-        self.name = name
-        self.role = role
-        self.ports: dict[Origin, int] = {}
-        self._origins: list[Origin] = []
-        for item in items:
-            if item.isdigit():
-                self.ports[self._origins[-1]] = int(item)
-            else:
-                self._origins.append(Origin.parse(item))
+    name = "static"
+
+    def __init__(self, named: Iterable[Named]) -> None:
+        self.named = {one.origin: one for one in named}
 
     async def run(self, report: Report) -> None:
-        report(self._origins)
+        report(self.named)
         await trio.sleep_forever()
