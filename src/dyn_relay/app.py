@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,11 +19,12 @@ from dyn_relay.config import Config
 from dyn_relay.control.endpoints import Endpoints
 from dyn_relay.control.routes import Door
 from dyn_relay.control.siblings import Siblings
+from dyn_relay.control.told import learn
 from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.discovery import catalog as discovery
 from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
-from dyn_relay.fleet.stage import configured
+from dyn_relay.fleet.worker import State
 from dyn_relay.formats import catalog
 from dyn_relay.http11.client import Pool
 from dyn_relay.http11.server import Limits, serve
@@ -61,6 +62,7 @@ class App:
         self._pages = Pages(siblings.directory, siblings.number, siblings.count) if siblings else None
         self.draining = trio.Event()
         self.metrics = Metrics()
+        self.metrics.watch_log(logs.dropped)
         self._network = network
         self._wall = wall
         rng = random.Random(config.seed)
@@ -84,18 +86,15 @@ class App:
             self._pool,
             rng=rng,
             on_poison=lambda event: self.metrics.poison_total(event).inc(),
-            on_move=lambda before, after: self.metrics.worker_transitions_total(before, after).inc(),
+            on_move=self._moved,
         )
+        self._permits = Turnstile(self._retry_limit)
         self.metrics.watch_fleet(self._samples)
         self.metrics.watch_policies({role.value: policy for role, policy in self.fleet.policies.items()})
-        # A replacement asks the others which of the configured workers are still used.
-        replaces = siblings is not None and siblings.replacement
-        known = replace(config, worker_urls=(), prefill=(), decode=()) if replaces else config
-        self.discovery = Discovery(self.fleet, discovery.sources(known))
+        self.discovery = Discovery(self.fleet, discovery.sources(config))
         self.metrics.watch_discovery(self.discovery.samples)
         self.live = LiveRequests(rng, alone=config.processes == 1)
         self._queue = Queue(config, self.metrics)
-        self._permits = Turnstile(self._retry_limit)
         self.rooms = Rooms(rng)
         self.metrics.retry_queue_depth.set_function(lambda: self._permits.waiting)
 
@@ -109,22 +108,20 @@ class App:
         config, siblings = self.config, self._siblings
         async with trio.open_nursery() as background:
             await background.start(self.fleet.run)
-            await background.start(self.discovery.run)
-            if config.pd_disaggregation:
-                await self._check_roles()
             try:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
                     departures = Departures(self.fleet, self.live, self._permits, Chores(background))
-                    endpoints = Endpoints(
-                        self.fleet, relay, self.metrics, self.draining, departures, self._pages, siblings
-                    )
-                    door = Door(config, endpoints, relay, siblings)
+                    parts = self.fleet, self.discovery, relay, self.metrics, self.draining, departures
+                    door = Door(config, Endpoints(*parts, self._pages, siblings), relay, siblings)
                     if siblings is not None:
                         background.start_soon(_answer_siblings, await siblings.listen(), door)
-                        if siblings.replacement:
-                            await self._catch_up(siblings)
-                        door.settled.set()
+                        if siblings.replacement and (told := await siblings.told()) is not None:
+                            learn(told, self.fleet, self.discovery)
+                    await background.start(self.discovery.run)
+                    if config.pd_disaggregation:
+                        await self._check_roles()
+                    door.settled.set()
                     task_status.started()
                     await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
                     # The last requests may have left workers that still have to be told.
@@ -144,12 +141,10 @@ class App:
             words = (f"{one.url} was named as {one.role}, and says that it is {one.traits.role}" for one in wrong)
             raise Misplaced("; ".join(words))
 
-    async def _catch_up(self, siblings: Siblings) -> None:
-        """Learn what the proxy was told before this process took another's place."""
-        told = await siblings.workers()
-        for origin, role, port in configured(self.config) if told is None else told:
-            self.fleet.add(str(origin), role=role, bootstrap_port=port)
-        self.fleet.pause(await siblings.paused())
+    def drain(self) -> None:
+        """Accept nothing new. A pause is over: nobody could end it any more, and paused workers hold what they get."""
+        self.draining.set()
+        self.fleet.pause(False)
 
     def _context(self, trace: TraceFile | None, chores: trio.Nursery) -> Context:
         return Context(
@@ -168,6 +163,11 @@ class App:
             permits=self._permits,
             rooms=self.rooms,
         )
+
+    def _moved(self, before: State, after: State) -> None:
+        """A worker has another state."""
+        self.metrics.worker_transitions_total(before, after).inc()
+        self._permits.look()
 
     def _retry_limit(self) -> float:
         """Continuations that may wait for their first token at a time."""
@@ -246,7 +246,7 @@ async def run(config: Config, seat: Seat | None = None) -> int:
                 listener = await network.listen(config.host, config.port, shared=seat is not None)
                 if seat is None:
                     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                        print(f"listening on {location(listener.host, listener.port)}", flush=True)
+                        logs.say(f"listening on {location(listener.host, listener.port)}")
                         return await _serve_until_told(App(config, network), listener, trace, SignalOrders(signals))
                 others = Siblings(
                     network.unix(seat.directory),
@@ -257,7 +257,7 @@ async def run(config: Config, seat: Seat | None = None) -> int:
                 )
                 app = App(config, network, siblings=others)
                 return await _serve_until_told(app, listener, trace, seat.orders, seat.listening)
-        except OSError as exc:
+        except (OSError, UnicodeError) as exc:  # the latter: a host name that cannot be encoded
             log.error("cannot start", option=option, error=str(exc))
             return 1
         except ExceptionGroup as group:
@@ -290,7 +290,7 @@ async def _serve_until_told(
             await orders.drain()
             grace = app.config.shutdown_grace_period_secs
             log.info("draining", live=len(app.live), grace=grace)
-            app.draining.set()
+            app.drain()
             with trio.move_on_after(grace):
                 await orders.end()
             log.warning("ending live requests", live=len(app.live))

@@ -1,7 +1,8 @@
 """`--processes N`: a process that serves nothing itself, and starts, watches and ends those that do.
 
 Each child has an event loop, a fleet and a listening socket of its own; by SO_REUSEPORT Linux spreads the connections
-over them. Here is no event loop, so that forking is safe at any time: one `select` over signals and reports.
+over them. Here is no event loop, so that forking is safe at any time: one `select` over signals and reports. The only
+other thread writes the log (`observe.lines`), and what it may hold at that time is made anew in the child.
 
 Signals are for the supervisor. Children ignore SIGTERM and SIGINT, which a terminal or an init system sends to the
 whole group, and take their orders from a pipe; so what is sent to all counts once. If the supervisor dies, the pipes
@@ -14,10 +15,8 @@ import os
 import select
 import signal
 import socket
-import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -92,11 +91,13 @@ class Supervisor:
         """0 if all live requests have ended in peace."""
         logs.setup(self._config.log_level, self._config.log_json)
         with ExitStack() as stack:
+            option = f"host {self._config.host}, port {self._config.port}"
             try:
                 port = stack.enter_context(reserved(self._config.host, self._config.port))
+                option = "processes"  # their directory
                 self._directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dyn-relay-")))
-            except OSError as exc:
-                log.error("cannot start", error=str(exc))
+            except (OSError, UnicodeError) as exc:  # the latter: a host name that cannot be encoded
+                log.error("cannot start", option=option, error=str(exc))
                 return 1
             self._host, self._port = port.getsockname()[:2]
             self._reserved = port
@@ -161,10 +162,9 @@ class Supervisor:
             )
             code = trio.run(run, replace(self._config, port=self._port, seed=seed), seat)
         except BaseException:
-            traceback.print_exc()
+            log.exception("the process failed", process=number)
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            logs.flush()
             os._exit(code)
 
     def _listening(self, numbers: bytes) -> None:
@@ -173,7 +173,7 @@ class Supervisor:
         self._awaited -= set(numbers)
         if not self._awaited:
             self._awaited = None
-            print(f"listening on {location(self._host, self._port)}", flush=True)
+            logs.say(f"listening on {location(self._host, self._port)}")
 
     def _reap(self) -> None:
         for number, child in list(self._children.items()):
@@ -215,19 +215,22 @@ def supervise(config: Config) -> int:
 
 @contextmanager
 def reserved(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that is bound and never listens: nobody else gets the port while no child has it. Raises `OSError`.
+    """A socket that is bound and never listens: nobody else gets the port while no child has it.
+
+    Raises `OSError`, and `UnicodeError` for a host name that cannot be encoded.
 
     By SO_REUSEPORT alone a second proxy of the same user would share the port of the first one in silence, so it is
     asked without that first.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    name = host.encode("idna")  # as trio does it in the children
     with socket.socket(family) as alone:
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        alone.bind((host, port))
+        alone.bind((name, port))
     with socket.socket(family) as held:
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        held.bind((host, port))
+        held.bind((name, port))
         yield held
 
 

@@ -36,10 +36,10 @@ class Child:
 
 
 @asynccontextmanager
-async def started(command: list[str], *args: object) -> AsyncIterator[Child]:
+async def started(command: list[str], *args: object, stderr: int = subprocess.DEVNULL) -> AsyncIterator[Child]:
     """A process, once it has printed where it listens; killed at the end of the block."""
     argv = [*command, *map(str, args)]
-    process = await trio.lowlevel.open_process(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENV)
+    process = await trio.lowlevel.open_process(argv, stdout=subprocess.PIPE, stderr=stderr, env=ENV)
     try:
         assert process.stdout is not None
         said = b""

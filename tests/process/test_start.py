@@ -44,8 +44,24 @@ def test_taken_address_is_an_error():
     assert f"host 127.0.0.1, port {port}" in done.stderr + done.stdout
 
 
-def test_a_trace_file_that_cannot_be_opened_is_named(tmp_path):
-    flags = ["--port", "0", "--trace-file", str(tmp_path / "no" / "trace")]
+@pytest.mark.parametrize("host", ["a" * 70, "\u00e4" * 70])
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_host_that_has_no_address_is_named(processes, host):
+    flags = ["--port", "0", "--host", host, "--processes", processes]
+    env = {**ENV, "PYTHONUTF8": "1"}
+    done = subprocess.run([*RELAY, "serve", *flags], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 1
+    assert "cannot start" in done.stderr
+    assert f"host {host}, port 0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_trace_file_that_cannot_be_opened_is_named(processes, tmp_path):
+    """Also by a process that ends at once: what it has to say is written first."""
+    flags = ["--port", "0", "--processes", processes, "--trace-file", str(tmp_path / "no" / "trace")]
     done = subprocess.run([*RELAY, "serve", *flags], capture_output=True, text=True, env=ENV, check=False)
     assert done.returncode == 1
+    started = done.stderr.count("process started") if processes == "2" else 1
+    assert done.stderr.count("cannot start") == started
     assert f"option='trace_file {tmp_path}/no/trace'" in done.stderr + done.stdout

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from dyn_relay.control.auth import ADMIN
-from dyn_relay.control.everyone import ONE_ENGINES, ORDERS
-from dyn_relay.control.routes import ROUTES
+from dyn_relay.control.admin import ORDERS
 from dyn_relay.net import ConnectionBroken
 from dyn_testkit.client import fetch
 from dyn_testkit.relay import until
@@ -102,7 +100,8 @@ async def test_an_empty_fleet_obeys_nothing(autojump_clock):
         assert not w.app.fleet.paused
 
 
-async def test_an_order_is_given_once(autojump_clock, monkeypatch):
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_an_order_is_given_once(autojump_clock, monkeypatch, method):
     """A connection that breaks under it is no reason to say it again: the worker may have heard it."""
     heard = []
 
@@ -110,28 +109,67 @@ async def test_an_order_is_given_once(autojump_clock, monkeypatch):
         heard.append(worker.host)
         raise ConnectionBroken
 
-    monkeypatch.setitem(control.ROUTES, "/load_lora_adapter", (("POST",), True, hang_up))
+    monkeypatch.setitem(control.ROUTES, "/start_profile", ((method,), True, hang_up))
     async with world(plans=[None]) as w:
         await w.ask(generate(2))  # leaves an idle connection
-        answer = await order(w, "/load_lora_adapter", {})
+        answer = await order(w, "/start_profile", method=method)
         assert answer.status == 502
         assert heard == ["w1"]
 
 
-@pytest.mark.parametrize("path", sorted(ONE_ENGINES))
-async def test_what_is_made_for_one_engine_is_refused(autojump_clock, path):
-    """Tensors, handles and ranks in a group are one engine's: to send them to any, or to all, would be a mistake."""
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("path", "no"),
+    [
+        ("/set_internal_state", [False]),
+        ("/set_internal_state", [True, False]),
+        ("/pause_generation", {"success": False, "message": "no"}),
+        ("/flush_cache", {"success": None}),
+        ("/weights_checker", False),
+        ("/start_profile", [{"success": False}]),
+    ],
+)
+async def test_a_200_that_says_no_is_a_no(autojump_clock, monkeypatch, path, no, turned):
+    """Whoever comes first in the list; an engine's scheduler can refuse what its HTTP process takes."""
+
+    async def answer(worker, request):
+        return json_reply(no if (worker.host == "w1") is not turned else [True])
+
+    monkeypatch.setitem(control.ROUTES, path, (("POST",), True, answer))
     async with world() as w:
-        answer = await order(w, path, {})
-        assert answer.status == 400
-        assert path in answer.json()["message"]
-        assert not any(got(worker, path) for worker in w.workers)
+        answer = await order(w, path, {"server_args": {"x": 1}})
+        assert (answer.status, answer.json()["success"]) == (502, False)
+        name = "w2" if turned else "w1"
+        assert (
+            answer.json()["message"] == f"1 of 2 workers: {name}: status 200, but its answer says that it was not done"
+        )
+        assert no in [row["answer"] for row in answer.json()["workers"]]
 
 
-def test_every_admin_path_of_stocks_is_either_told_to_all_or_refused_or_only_read():
-    assert ADMIN - ORDERS.keys() - ONE_ENGINES == {"/get_weights_by_name"}
-    assert ORDERS.keys() | ONE_ENGINES <= ADMIN
-    assert ORDERS.keys() | ONE_ENGINES <= ROUTES.keys()
+async def test_a_pause_that_nobody_obeys_is_none(autojump_clock, monkeypatch):
+    async def refuse(worker, request):
+        return json_reply({"success": False})
+
+    monkeypatch.setitem(control.ROUTES, "/pause_generation", (("POST",), True, refuse))
+    async with world() as w:
+        assert (await order(w, "/pause_generation", {})).status == 502
+        assert not w.app.fleet.paused
+
+
+@pytest.mark.parametrize("turned", [False, True])
+async def test_the_top_does_not_depend_on_who_came_first(autojump_clock, monkeypatch, turned):
+    """What all say stands there; where they differ, null does."""
+
+    async def answer(worker, request):
+        if (worker.host == "w1") is turned:
+            return Reply(200, b"Loaded.\n", content_type=None)
+        return json_reply({"message": "Loaded.", "corpus_id": worker.host})
+
+    monkeypatch.setitem(control.ROUTES, "/add_external_corpus", (("POST",), True, answer))
+    async with world() as w:
+        answer = await order(w, "/add_external_corpus", {})
+        top = {name: value for name, value in answer.json().items() if name != "workers"}
+        assert (answer.status, top) == (200, {"message": "Loaded.", "corpus_id": None, "success": True})
 
 
 @pytest.mark.parametrize("path", ["/v1/loads?include=core", "/get_loads"])
@@ -165,13 +203,62 @@ async def test_a_load_that_cannot_be_read_does_not_pass_for_none(autojump_clock,
         await until(lambda: w.app.fleet.workers[1].state == "dead")
         answer = await order(w, "/v1/loads", method="GET")
         assert (answer.status, [load["worker"] for load in answer.json()["loads"]]) == (200, ["w1"])
-
-        async def odd(worker, request):
-            return json_reply({"loads": 0})
-
-        monkeypatch.setitem(control.ROUTES, "/v1/loads", (("GET",), False, odd))
-        assert (await order(w, "/v1/loads", method="GET")).status == 502
         assert (await order(w, "/v1/loads?format=prometheus", method="GET")).status == 400
+
+
+@pytest.mark.parametrize(
+    ("odd", "what"),
+    [
+        ({"loads": None}, "its loads are no list"),
+        ({"loads": 0}, "its loads are no list"),
+        ({"loads": [1]}, "one of its loads is no object"),
+        ({"load": []}, "no loads in its answer"),
+        ([], "no loads in its answer"),
+    ],
+)
+async def test_an_unreadable_load_is_named(autojump_clock, monkeypatch, odd, what):
+    """Whose, and what is wrong with it; a dead worker is not to blame."""
+    loads = control.ROUTES["/v1/loads"][2]
+
+    async def answer(worker, request):
+        return json_reply(odd) if worker.host == "w2" else await loads(worker, request)
+
+    monkeypatch.setitem(control.ROUTES, "/v1/loads", (("GET",), False, answer))
+    async with world(plans=[None] * 3) as w:
+        w.workers[0].kill()
+        await until(lambda: w.app.fleet.workers[0].state == "dead")
+        answer = await order(w, "/v1/loads", method="GET")
+        assert (answer.status, answer.json()["message"]) == (502, f"1 of 2 workers: w2: {what}")
+        assert [row["worker"] for row in answer.json()["workers"]] == ["w1", "w2", "w3"]
+
+
+async def test_a_mistake_in_a_question_for_loads_has_the_engines_status(autojump_clock, monkeypatch):
+    async def refuse(worker, request):
+        return Reply(400, b'{"detail":"no such rank"}')
+
+    monkeypatch.setitem(control.ROUTES, "/v1/loads", (("GET",), False, refuse))
+    async with world() as w:
+        w.workers[0].kill()
+        await until(lambda: w.app.fleet.workers[0].state == "dead")
+        assert (await order(w, "/v1/loads?dp_rank=9", method="GET")).status == 400
+
+
+async def test_loads_are_not_waited_for_long(autojump_clock, monkeypatch):
+    async def never(worker, request):
+        await trio.sleep_forever()
+
+    monkeypatch.setitem(control.ROUTES, "/v1/loads", (("GET",), False, never))
+    async with world(plans=[None]) as w:
+        answer = await order(w, "/v1/loads", method="GET")
+        assert (answer.status, answer.json()["message"]) == (502, "1 of 1 workers: w1: no answer within 10 s")
+
+
+@pytest.mark.parametrize("path", ["/v1/loads?include=core", "/get_loads"])
+async def test_a_head_of_loads_is_a_get_without_a_body(autojump_clock, path):
+    async with world() as w:
+        answer = await order(w, path, method="HEAD")
+        assert (answer.status, answer.body) == (200, b"")
+        assert [recorded.request.method for recorded in got(w.workers[0], "/v1/loads")] == ["GET"]
 
 
 async def test_a_worker_is_put(autojump_clock):
@@ -187,10 +274,66 @@ async def test_a_worker_is_put(autojump_clock):
         assert [worker["state"] for worker in (await listed(w)).values()] == ["ready", "ready"]
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/workers"), ("PUT", "/workers/w1"), ("POST", "/add_worker")])
+async def test_what_cannot_be_set_of_a_worker_is_named(autojump_clock, method, path):
+    """SMG's clients send keys, priorities, labels: dropped in silence, they would be taken for set."""
+    async with world() as w:
+        url = w.workers[0].url
+        for field, value in {
+            "api_key": "k",
+            "priority": 3,
+            "labels": {},
+            "model_id": "m",
+            "worker_type": "prefill",
+        }.items():
+            answer = await order(w, path, {"url": url, field: value}, method)
+            assert (answer.status, answer.json()["message"].split(":")[0]) == (400, field)
+        answer = await order(w, f"{path}?url={url}&api_key=k", method=method)
+        assert (answer.status, answer.json()["message"].split(":")[0]) == (400, "api_key")
+        assert (await order(w, path, {"url": url, "worker_type": "regular"}, method)).status == 202
+        assert list(await listed(w)) == ["w1", "w2"]
+
+
+@pytest.mark.parametrize(
+    ("query", "body"),
+    [
+        ("?url=http://a:1", {"url": "http://b:1"}),
+        ("?url=http://a:1", {"worker_url": "http://b:1"}),
+        ("?url=http://a:1&url=http://b:1", {}),
+        ("", {"url": "http://a:1", "worker_url": "http://b:1"}),
+    ],
+)
+async def test_two_urls_are_no_worker(autojump_clock, query, body):
+    async with world() as w:
+        answer = await order(w, f"/workers{query}", body)
+        assert (answer.status, answer.json()["message"]) == (
+            400,
+            "url: 'http://a:1' and 'http://b:1' are different workers",
+        )
+        assert list(await listed(w)) == ["w1", "w2"]
+        assert (await order(w, "/workers?url=http://a:1", {"url": "http://a:1"})).status == 202
+
+
+@pytest.mark.parametrize(
+    ("query", "body"), [("?after=0&force=1", {}), ("?timeout=3", {}), ("", {"after": 3}), ("", [])]
+)
+async def test_a_drain_that_says_more_is_refused(autojump_clock, query, body):
+    """Whoever says `timeout=3` does not mean to wait for ever."""
+    async with world() as w:
+        answer = await order(w, f"/workers/w1/drain{query}", body)
+        name = "body" if body == [] else next(iter(body), query[1:].split("&")[-1].split("=")[0])
+        assert (answer.status, answer.json()["message"].split(":")[0]) == (400, name)
+        assert [worker["state"] for worker in (await listed(w)).values()] == ["ready", "ready"]
+
+
 async def test_the_new_endpoints_want_the_admins_key(autojump_clock):
     async with world(api_key="user", admin_api_key="admin") as w:
         user = {"authorization": "Bearer user"}
-        for method, path in (("POST", "/workers/w1/drain"), ("PUT", "/workers/w1"), *(("POST", one) for one in ORDERS)):
+        for method, path in (
+            ("POST", "/workers/w1/drain"),
+            ("PUT", "/workers/w1"),
+            *((order.methods[0], one) for one, order in ORDERS.items()),
+        ):
             answer = await fetch(w.network, w.url, path, {}, method=method, headers=user)
             assert answer.status == 401, path
         assert (await fetch(w.network, w.url, "/v1/loads", None, method="GET", headers=user)).status == 200

@@ -257,3 +257,25 @@ async def test_an_abort_that_comes_too_often_is_relayed(autojump_clock):
         assert reasons(answers) == ["abort", "abort"]
         assert answers[1].values()[-1]["meta_info"]["completion_tokens"] > 6
         assert [row["outcome"] for row in w.rows] == ["aborted", "aborted"]
+
+
+async def test_a_drain_of_the_proxy_ends_a_pause(autojump_clock):
+    """Nobody can reach it to do so: what waits goes to its worker, and waits there."""
+    async with world(plans=[None]) as w:
+        await order(w, "/pause_generation", {})
+        answers = []
+
+        async def client():
+            answers.append(await w.ask(generate()))
+
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client)
+            await until(lambda: len(w.app.live))
+            await trio.sleep(10)
+            assert w.workers[0].generates == []
+            w.app.drain()
+            await until(lambda: w.workers[0].generates)
+            await trio.sleep(10)
+            assert answers == []
+            await fetch(w.network, w.workers[0].url, "/continue_generation", {})
+        assert judged(answers[0], generate(), ORACLE) == []

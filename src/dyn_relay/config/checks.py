@@ -11,6 +11,8 @@ def is_path(value: object) -> None:
     """A path of a URL."""
     if not str(value).startswith("/") or not all(0x21 <= ord(character) <= 0x7E for character in str(value)):
         raise ValueError("must begin with /, and be printable ASCII without blanks")
+    if "#" in str(value):
+        raise ValueError("must not have a #: nothing behind it would be sent")
 
 
 def is_host(value: object) -> None:

@@ -40,6 +40,8 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], file: str | No
             source, raw = option.env, environ[option.env]
         elif option.name in stored:
             source, raw = str(path), stored[option.name]
+        if source == option.flag and not option.choices and raw in ("", ("",)):
+            raise ConfigError(f"{option.name}: must not be empty (from {source}); leave the flag out instead")
         origins[option.name] = source
         if source != "default":
             values[option.name] = option.read(raw, source)

@@ -337,8 +337,9 @@ class Config:
             if getattr(self, name):
                 need = "says nothing of roles; use prefill and decode" if self.pd_disaggregation else "means nothing"
                 raise ConfigError(f"{name}: {need} with{'' if self.pd_disaggregation else 'out'} pd_disaggregation")
-        if self.selector and not self.service_discovery:
-            raise ConfigError("selector: finds nobody without service_discovery")
+        for name in ("selector", "service_discovery_namespace"):
+            if getattr(self, name) and not self.service_discovery:
+                raise ConfigError(f"{name}: finds nobody without service_discovery")
 
 
 #: Its rows.

@@ -7,40 +7,13 @@ import posixpath
 from urllib.parse import unquote
 
 from dyn_relay.config import Config
+from dyn_relay.control.admin import ADMIN
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.headers import get
 from dyn_relay.http11.server import Request
 
 #: Open to everybody: probes and scrapers carry no keys.
 OPEN = frozenset({"/health", "/health_generate", "/ready", "/liveness", "/readiness", "/metrics"})
-#: Paths that are bridged, but that stock SGLang keeps for the admin's key if there is one.
-ADMIN = frozenset(
-    {
-        "/clear_hicache_storage_backend",
-        "/configure_logging",
-        "/continue_generation",
-        "/destroy_weights_update_group",
-        "/flush_cache",
-        "/get_weights_by_name",
-        "/init_weights_update_group",
-        "/load_lora_adapter",
-        "/load_lora_adapter_from_tensors",
-        "/pause_generation",
-        "/pd_role_switch",
-        "/release_memory_occupation",
-        "/resume_memory_occupation",
-        "/set_internal_state",
-        "/start_profile",
-        "/stop_profile",
-        "/unload_lora_adapter",
-        "/update_weight_version",
-        "/update_weights_from_disk",
-        "/update_weights_from_distributed",
-        "/update_weights_from_ipc",
-        "/update_weights_from_tensor",
-        "/weights_checker",
-    }
-)
 UNAUTHORIZED = Answer(401, b'{"error":"Unauthorized"}')
 
 

@@ -13,8 +13,11 @@ import msgspec
 import trio
 
 from dyn_relay.control import everyone
-from dyn_relay.control.siblings import PAUSED, Siblings, missing
+from dyn_relay.control.admin import ORDERS
+from dyn_relay.control.siblings import PAUSED, RELEARN, Siblings, missing
+from dyn_relay.control.told import tell
 from dyn_relay.control.totals import Pages
+from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Role, State, Worker
@@ -41,6 +44,7 @@ class Endpoints:
     """The handlers, one method each; `routes.py` says which paths lead here."""
 
     fleet: Fleet
+    discovery: Discovery
     relay: Relay
     metrics: Metrics
     draining: Drain
@@ -88,7 +92,7 @@ class Endpoints:
     def add_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}` in the body or `?url=`: 202 with the worker, the same one if it is known."""
         try:
-            Origin.parse(url := _url(request))
+            Origin.parse(url := _only_url(request))
         except ValueError as exc:
             raise BadInput(f"url: {exc}") from None
         role, port = _part(request)
@@ -100,13 +104,12 @@ class Endpoints:
 
     def put_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}`, its own: 202, and it is taken back if it was leaving. Nothing else of it can be set."""
+        url = _only_url(request)
         worker = self.fleet.get(unquote(name))
+        if worker is None and self.fleet.is_name_of(unquote(name), url):
+            worker = self.fleet.add(url)  # gone here, since none of its requests was this process's
         if worker is None:
             return _unknown(name)
-        for field in _object(request):
-            if field != "url":
-                raise BadInput(f"{field}: nothing of a worker can be set but its url")
-        url = _url(request)
         if self.fleet.get(url) is not worker:
             raise BadInput(f"url: {worker.id} is {worker.url}; add another worker, and let this one leave")
         return _json(202, _describe(self.fleet.add(url)))
@@ -117,6 +120,7 @@ class Endpoints:
 
     def drain_worker(self, request: Request, name: str) -> Answer:
         """The same; `?after=30s` (or `30`): what still runs there then goes on elsewhere. 0: at once."""
+        _nothing_but(request, ("after",), (), "a drain has nothing but ?after=")
         after = parse_qs(request.query, keep_blank_values=True).get("after", [""])[-1]
         seconds = _SECONDS.fullmatch(after)
         if after and seconds is None:
@@ -178,35 +182,43 @@ class Endpoints:
         if parse_qs(request.query).get("format", ["json"])[-1] != "json":
             raise BadInput("format: must be json; /metrics of each worker has the other")
         dead = frozenset(worker.id for worker in self.fleet.workers if worker.state is State.DEAD)
-        said = await self.relay.tell_all(replace(request, path=everyone.LOADS), everyone.QUICK)
+        question = replace(request, method="GET", path=everyone.LOADS)
+        said = await self.relay.tell_all(question, everyone.LOADS_TIMEOUT, once=False)
         return everyone.loads(said, dead)
 
     async def _told(self, request: Request) -> list[Said]:
-        order = everyone.ORDERS[request.path.rstrip("/")]
+        order = ORDERS[request.path.rstrip("/")]
         said = await self.relay.tell_all(request, order.timeout)
         if order.renews:
             await self.fleet.relearn(one.worker for one in said if one.ok)
+            if self.siblings is not None:
+                await self.siblings.ask("POST", RELEARN, b"")
         return said
 
-    def refuse(self, request: Request, name: str) -> Answer:
+    def refuse(self, request: Request, name: str, why: str) -> Answer:
         """What only one engine can be told."""
-        raise BadInput(f"{request.path}: its body is made for one engine; ask that one (GET /workers has its URL)")
+        raise BadInput(f"{request.path}: {why}; ask that one (GET /workers has its URL)")
 
     # -- of one process to the others
 
-    def show_paused(self, request: Request, name: str) -> Answer:
-        """`{"paused": ...}`."""
-        return _json(200, {"paused": self.fleet.paused})
+    def tell(self, request: Request, name: str) -> Answer:
+        """What one that takes another's place must know, see `told.py`."""
+        return Answer(200, msgspec.json.encode(tell(self.fleet, self.discovery)))
 
     def hold(self, request: Request, name: str) -> Answer:
         """No attempt is to begin; the workers know."""
         self.relay.pause()
-        return self.show_paused(request, name)
+        return Answer(200, b"")
 
     def let_go_on(self, request: Request, name: str) -> Answer:
         """The end of that."""
         self.relay.go_on()
-        return self.show_paused(request, name)
+        return Answer(200, b"")
+
+    def relearn(self, request: Request, name: str) -> Answer:
+        """What workers tell of themselves may have changed; it is read soon."""
+        self.relay.relearn()
+        return Answer(200, b"")
 
     def abort(self, request: Request, name: str) -> Answer:
         """`{"rid": ..., "abort_all": ...}`: `{"aborted": N}`, requests that are live in this process.
@@ -244,6 +256,8 @@ def abort_of(request: Request) -> tuple[str, bool]:
     return rid or "", everything
 
 
+#: Names of a worker's URL in a body.
+_URLS = ("url", "worker_url")
 #: Of its traits, what decides who gets a request, and who goes on with it; null: it does not say.
 _SHOWN = ("text", "incremental", "max_input", "deterministic", "routed_experts", "indexer_topk", "sampling_defaults")
 
@@ -284,15 +298,32 @@ def _load(target: Target) -> dict[str, object]:
 
 
 def _url(request: Request) -> str:
-    """The worker's URL: `?url=`, or `url` or `worker_url` in the body. Raises `BadInput`."""
-    query = parse_qs(request.query)
-    url: object = query.get("url", [None])[0]
-    if url is None and request.body:
-        fields = _object(request)
-        url = fields.get("url", fields.get("worker_url"))
-    if not isinstance(url, str) or not url:
+    """The worker's URL: `?url=`, `url` or `worker_url` in the body, or the same in several. Raises `BadInput`."""
+    named: list[object] = [*parse_qs(request.query).get("url", [])]
+    fields = _object(request)
+    named += [fields[field] for field in _URLS if field in fields]
+    if not named or not all(isinstance(url, str) and url for url in named):
         raise BadInput("url: a worker's URL is needed")
-    return url
+    if any(url != named[0] for url in named):
+        raise BadInput(f"url: {' and '.join(map(repr, named))} are different workers")
+    return str(named[0])
+
+
+def _only_url(request: Request) -> str:
+    """The same, of a request that may set nothing else but its part, see `_part`."""
+    _nothing_but(request, ("url",), (*_URLS, *_PART), "nothing of a worker can be set but its url and its part")
+    return _url(request)
+
+
+def _nothing_but(request: Request, query: Sequence[str], body: Sequence[str], why: str) -> None:
+    """Raises `BadInput` for any other name in the query or in the body."""
+    asked = [name for name in parse_qs(request.query, keep_blank_values=True) if name not in query]
+    for name in (*asked, *(field for field in _object(request) if field not in body)):
+        raise BadInput(f"{name}: {why}")
+
+
+#: Under the names that SMG has for them.
+_PART = ("worker_type", "bootstrap_port")
 
 
 def _part(request: Request) -> tuple[Role | None, int | None]:

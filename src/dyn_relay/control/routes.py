@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import trio
 
 from dyn_relay.config import Config
 from dyn_relay.control import together
-from dyn_relay.control.auth import ADMIN, canonical, refusal
+from dyn_relay.control.admin import ADMIN, CONTINUE, ONE_ENGINES, ORDERS, PAUSE
+from dyn_relay.control.auth import canonical, refusal
 from dyn_relay.control.endpoints import BadInput, Endpoints
-from dyn_relay.control.everyone import CONTINUE, LOADS, ONE_ENGINES, ORDERS, PAUSE
-from dyn_relay.control.siblings import PAUSED, Siblings, missing
+from dyn_relay.control.everyone import LOADS
+from dyn_relay.control.siblings import PAUSED, RELEARN, TOLD, Siblings, missing
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.errors import error_body
 from dyn_relay.http11.headers import Headers
@@ -28,13 +30,15 @@ Together = Callable[[Endpoints, Request, Sequence[Answer]], Answer]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path: its handlers by method, and whether it needs the admin's key (those of `auth.ADMIN` need it anyway).
+    """One path: its handlers by method, and whether it needs the admin's key (those of `ADMIN` need it anyway).
 
+    `head`: a HEAD is a GET without the answer's body. Not so where a GET is an order.
     `together`: methods that are for all processes of a proxy, and what is made of their answers.
     """
 
     handlers: dict[str, Handler]
     admin: bool = False
+    head: bool = True
     together: dict[str, Together] = field(default_factory=dict)
 
 
@@ -64,17 +68,22 @@ ROUTES: dict[str, Route] = {
     "/ready": Route({"GET": Endpoints.unpaused}),
     LOADS: Route({"GET": Endpoints.loads}),
     "/get_loads": Route({"GET": Endpoints.loads}),
-    **{path: Route(dict.fromkeys(order.methods, Endpoints.order)) for path, order in ORDERS.items()},
+    **{path: Route(dict.fromkeys(order.methods, Endpoints.order), head=False) for path, order in ORDERS.items()},
     PAUSE: Route({"POST": Endpoints.pause}),
     CONTINUE: Route({"POST": Endpoints.go_on}),
-    **{path: Route({"POST": Endpoints.refuse}) for path in ONE_ENGINES},
+    **{
+        path: Route(dict.fromkeys(one.methods, partial(Endpoints.refuse, why=one.why)), admin=True, head=False)
+        for path, one in ONE_ENGINES.items()
+    },
 }
 
 #: Processes of this proxy that are missing in what was asked for.
 SILENT_HEADER = b"x-dyn-relay-silent"
 #: What only the other processes of this proxy may say.
 _INNER = {
-    PAUSED: Route({"GET": Endpoints.show_paused, "PUT": Endpoints.hold, "DELETE": Endpoints.let_go_on}),
+    PAUSED: Route({"PUT": Endpoints.hold, "DELETE": Endpoints.let_go_on}),
+    RELEARN: Route({"POST": Endpoints.relearn}),
+    TOLD: Route({"GET": Endpoints.tell}),
 }
 #: Those with such a part, the longest first.
 _OPEN_ENDED = sorted((key for key in ROUTES if "*" in key), key=len, reverse=True)
@@ -147,17 +156,19 @@ class Door:
         if request.method == "TRACE":
             return METHOD_NOT_ALLOWED
         plain = canonical(request.path)
-        known = plain in ROUTES or plain in ADMIN or plain in GENERATING or plain in self._relay.paths
-        if known and plain != (request.path.rstrip("/") or "/"):
+        key, _ = _split(plain)
+        known = key in ROUTES or key in ADMIN or key in GENERATING or key in self._relay.paths
+        if known and key != _split(request.path)[0]:
             return Answer(400, error_body(400, f"the path is {plain} in disguise"))
         return None
 
     async def _own(self, route: Route, request: Request, name: str) -> tuple[Answer, Headers]:
-        methods = sorted({*route.handlers, "OPTIONS", *(("HEAD",) if "GET" in route.handlers else ())})
+        head = {"HEAD"} if route.head and "GET" in route.handlers else set()
+        methods = sorted({*route.handlers, "OPTIONS", *head})
         allow: Headers = [(b"allow", ", ".join(methods).encode())]
         if request.method == "OPTIONS":
             return Answer(204, b""), allow
-        handler = route.handlers.get("GET" if request.method == "HEAD" else request.method)
+        handler = route.handlers.get("GET" if request.method in head else request.method)
         if handler is None:
             return METHOD_NOT_ALLOWED, allow
         try:

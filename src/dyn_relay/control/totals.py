@@ -20,6 +20,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 FOLDS: dict[str, Callable[[float, float], float]] = {
     "dyn_relay_loop_lag_seconds": max,
     "process_max_fds": min,
+    "dyn_relay_discovery_up": min,
+    "dyn_relay_discovery_workers": max,
     "process_start_time_seconds": min,
 }
 _COUNTED = ("counter", "histogram")

@@ -141,7 +141,7 @@ class Watch:
         self._examiner = examiner
         self._clock = clock
         self._keeper = keeper
-        self._rereads = 1 if examiner.config.rejoin == "weight-version-match" else REREAD
+        self._rereads = 1 if examiner.config.rejoin != "always" else REREAD
         self._wake = trio.Event()
         self._scope = trio.CancelScope()
         self._asking = trio.lowlevel.ParkingLot()

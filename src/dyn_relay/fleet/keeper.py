@@ -112,6 +112,8 @@ class Keeper:
     async def vet(self, worker: Worker) -> None:
         """It answers, and its infos were read: if it was away, may it serve?"""
         if worker.standing is Standing.KNOWN:
+            if worker.state is State.STALE:
+                self.move(worker, Signal.ADMITTED)  # it was welcome, and its infos could not be read before
             return
         before = worker.standing
         standing, why_not = self._judged(worker)

@@ -114,6 +114,13 @@ class Fleet:
             return None
         return next((worker for worker in self._workers.values() if worker.origin == origin), None)
 
+    def is_name_of(self, name: str, url: str) -> bool:
+        """Would a worker at the URL have this id? Ids that are counted are nobody's beforehand."""
+        try:
+            return self.config.processes > 1 and self._name(Origin.parse(url)) == name
+        except ValueError:
+            return False
+
     def add(self, url: str, by: str = HAND, role: Role | None = None, bootstrap_port: int | None = None) -> Worker:
         """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL.
 
@@ -209,7 +216,7 @@ class Fleet:
     def has_room(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> bool:
         """Would `pick` find a target at a worker that is well?"""
         for worker in self._workers.values():
-            well = worker.state is State.READY and worker.standing is Standing.KNOWN
+            well = worker.state is State.READY and worker.standing is not Standing.AWAY
             well = well and not (worker.locked or worker.misplaced)
             usable = well and worker.id not in exclude and accept(worker)
             if usable and any(target.id not in exclude for target in worker.targets):
@@ -324,6 +331,18 @@ class Fleet:
         watch = self._watches.get(worker.id)
         return watch is not None and await watch.lives()
 
+    async def look(self) -> None:
+        """Ask all ready workers for a sign of life; one that gives none has failed."""
+
+        async def ask(worker: Worker) -> None:
+            if not await self.lives(worker):
+                self.report(worker, False, "no sign of life")
+
+        async with trio.open_nursery() as nursery:
+            for worker in self._workers.values():
+                if worker.state is State.READY:
+                    nursery.start_soon(ask, worker)
+
     async def relearn(self, workers: Iterable[Worker]) -> None:
         """Read the infos of those that listen again, unless that was done just now."""
         watches = [self._watches[one.id] for one in workers if one.state is not State.DEAD and one.id in self._watches]
@@ -362,7 +381,9 @@ class Fleet:
         return self.policies[targets[0].worker.role].choose(targets, ask)
 
     def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool], ask: Ask) -> list[Worker]:
-        usable = [w for w in self._workers.values() if w.id not in exclude and not w.misplaced and accept(w)]
+        usable = [w for w in self._workers.values() if not w.misplaced and accept(w)]
+        if exclude:
+            usable = [w for w in usable if w.id not in exclude and any(one.id not in exclude for one in w.targets)]
         usable = [worker for worker in usable if not worker.locked] or usable
         found: list[list[Worker]] = [[] for _ in TIERS]
         ready, known, first = State.READY, Standing.KNOWN, found[0]  # by name: it is every request's path

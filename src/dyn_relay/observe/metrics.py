@@ -121,6 +121,7 @@ class Metrics(Collector):
         self._fleet: Callable[[], Iterable[WorkerSample]] = tuple
         self._sources: Callable[[], Iterable[SourceSample]] = tuple
         self._policies: Mapping[str, Policy] = {}
+        self._dropped: Callable[[], int] = int
 
         def gauge(name: str, text: str) -> prometheus_client.Gauge:
             return prometheus_client.Gauge(f"dyn_relay_{name}", text, registry=registry)
@@ -195,8 +196,13 @@ class Metrics(Collector):
         """Ask each, by the role that it chooses for, for its counts and sizes at each scrape."""
         self._policies = policies
 
+    def watch_log(self, dropped: Callable[[], int]) -> None:
+        """Ask `dropped` for the log's lost lines at each scrape."""
+        self._dropped = dropped
+
     def collect(self) -> Iterator[Metric]:
-        """For the registry: the workers, where they come from, and what the policy counts."""
+        """For the registry: the log, the workers, where they come from, and what the policy counts."""
+        yield CounterMetricFamily("dyn_relay_log_lines_dropped", "Lines of the log that were lost.", self._dropped())
         up = GaugeMetricFamily(
             "dyn_relay_discovery_up", "1 if the source's last answer is a good one, else 0.", labels=["source"]
         )

@@ -13,6 +13,8 @@ from dyn_relay.relay.failure import Failure, Kind
 #: the client's stream is silent meanwhile.
 BACKOFF_BASE = 0.025
 BACKOFF_CAP = 2.0
+#: As many as can make a difference.
+_DOUBLINGS = 20
 
 
 def limited(verdict: Verdict, config: Config, tokens: int, size: int) -> Verdict:
@@ -90,8 +92,12 @@ class AttemptBudget:
         return replace(self, excluded=frozenset())
 
     def backoff(self, rng: random.Random) -> float:
-        """Seconds to wait before the next attempt, jittered so that a dead worker's streams do not return in step."""
-        tries = sum(failure.kind is not Kind.MOVED for failure in self.history)
-        if tries == 0:
+        """Seconds to wait before the next attempt, jittered so that a dead worker's streams do not return in step.
+
+        0 after a worker that has not got the request, or not taken it: another one may, now. Who has asked all of them
+        waits before the next lap.
+        """
+        losses = sum(failure.rule.counts for failure in self.history)
+        if losses == 0 or not self.history[-1].rule.counts:
             return 0.0
-        return min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** (tries - 1)) * rng.uniform(0.5, 1.5)
+        return min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** min(losses - 1, _DOUBLINGS)) * rng.uniform(0.5, 1.5)

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 #: Seconds between two looks at a fleet in which nobody can be asked.
 LOOK_INTERVAL = 0.5
+#: Seconds before all are asked again, about; doubled each time, so often.
+LAP_PAUSE, LONGER_PAUSES = 0.25, 3
 
 
 class Pair(NamedTuple):
@@ -48,8 +50,9 @@ class Choice:
         self.recovery = Recovery(context)
         #: What is left of its tries; a new value after each failure.
         self.budget = AttemptBudget(context.config.migration_limit)
-        #: The worker that the request was judged by.
+        #: The worker that the request was judged by, and the one from which it was moved last.
         self.first: Worker | None = None
+        self.left: Worker | None = None
         self._context = context
         self._exchange = exchange
         self._client = client
@@ -59,6 +62,8 @@ class Choice:
         self._between: trio.CancelScope | None = None
         #: Since when every worker that can be asked is busy.
         self._busy_since: float | None = None
+        #: How often all were asked since the last token.
+        self._laps = 0
 
     @property
     def proven(self) -> bool:
@@ -67,7 +72,7 @@ class Choice:
 
     def progressed(self, resumed_from: int) -> None:
         """A token has come, of an attempt that had so many before it."""
-        self._busy_since = None
+        self._busy_since, self._laps = None, 0
         self.recovery.over(resumed_from)
 
     def interrupt(self) -> None:
@@ -109,13 +114,21 @@ class Choice:
                 continue
             if not excluded:
                 if not self._patient():
-                    return None
+                    return self._back()
                 await self.wait(partial(trio.sleep, LOOK_INTERVAL))
                 continue
             lap = self.budget.lap() or (self.budget.again() if self._patient() else None)
             if lap is None:
-                return None
+                return self._back()
             self.budget = lap
+            pause = LAP_PAUSE * 2 ** min(self._laps, LONGER_PAUSES) * self._context.rng.uniform(0.5, 1.5)
+            self._laps += 1
+            await self.wait(partial(trio.sleep, pause))
+
+    def _back(self) -> Target | None:
+        """Who was to be relieved of the request, if it is still there: nobody else is, and it can go on with it."""
+        left, self.left = self.left, None
+        return left.targets[0] if left is not None and self._context.fleet.leaving(left) else None
 
     async def _pick(self, candidates: Candidates) -> Target | None:
         """One that has all that is asked for; if the fleet has none, any that may: its own answer will say so."""
@@ -139,9 +152,12 @@ class Choice:
                 await self.wait(fleet.changed)
 
     def _patient(self) -> bool:
-        """Tokens are at stake, or we took it away, and some worker is only busy: is there still time to ask again?"""
+        """Is there still time to ask again?
+
+        Tokens are at stake and some worker is only busy, or we took it from a worker that would have gone on.
+        """
         now = trio.current_time()
-        if not (self._exchange.delivered or self.budget.moved) or not self.budget.busy:
+        if not (self._exchange.delivered and self.budget.busy) and not self.budget.moved:
             return False
         if self._busy_since is None:
             self._busy_since = now

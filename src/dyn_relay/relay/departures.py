@@ -44,6 +44,7 @@ class Departures:
             with trio.move_on_after(after):
                 while fleet.leaving(worker):
                     await fleet.changed()
+            await fleet.look()  # nobody is to be moved to one that has died unnoticed
             while fleet.leaving(worker):
                 for request in [one for one in self._live if one.movable(worker)]:
                     place = self._permits.join()
@@ -52,7 +53,11 @@ class Departures:
                     except trio.Cancelled:
                         place.leave()
                         raise
+                    if not fleet.leaving(worker):
+                        place.leave()
+                        break
                     request.move(worker, place)
-                await fleet.changed()  # what stays may find a worker then
+                if fleet.leaving(worker):
+                    await fleet.changed()  # what stays may find a worker then
         if self._scopes.get(worker.id) is scope:
             del self._scopes[worker.id]

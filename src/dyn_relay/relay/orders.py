@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import structlog
 import trio
 
@@ -66,14 +68,34 @@ class Said:
 
     @property
     def ok(self) -> bool:
-        """It did what it was told."""
-        return self.answer is not None and 200 <= self.answer.status < 300
+        """It did what it was told. SGLang 0.5.23 can say 200 and `[false]`, or 200 and `{"success": false}`, if not."""
+        if self.answer is None or not 200 <= self.answer.status < 300:
+            return False
+        value = self.value
+        return not any(map(_refuses, value if isinstance(value, list) else [value]))
+
+    @property
+    def value(self) -> Any:
+        """What the answer says: JSON, or else a text; None without an answer."""
+        if self.answer is None:
+            return None
+        try:
+            return msgspec.json.decode(self.answer.body)
+        except (msgspec.MsgspecError, RecursionError):
+            return self.answer.body.decode("utf-8", "replace").strip()
+
+
+def _refuses(value: object) -> bool:
+    return value is False or (isinstance(value, dict) and value.get("success", True) is not True)
 
 
 async def tell_all(
-    context: Context, workers: Sequence[Worker], order: Outbound, headers: Headers, timeout: float
+    context: Context, workers: Sequence[Worker], order: Outbound, headers: Headers, timeout: float, *, once: bool
 ) -> list[Said]:
-    """Tell all of them at once, and give what each said, in their order. `timeout` in seconds, for each."""
+    """Tell all of them at once, and give what each said, in their order. `timeout` in seconds, for each.
+
+    `once`: it must not be done twice, whatever its method.
+    """
     said: dict[str, Said] = {}
 
     async def tell_one(worker: Worker) -> None:
@@ -84,7 +106,7 @@ async def tell_all(
                 headers=[*own, *headers],
                 body=order.body,
                 timeout=timeout,
-                fresh=order.method != "GET",
+                fresh=once,
             )
             said[worker.id] = Said(worker, answer)
         except trio.TooSlowError:

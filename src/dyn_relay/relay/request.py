@@ -336,12 +336,20 @@ class LogicalRequest:
         attempt = self._current
         assert attempt is not None
         self._choice.recovery.take(permit)
-        attempt.part(partial(self._movable, attempt))
+        attempt.part(partial(self._may_part, attempt))
 
     def hold(self) -> None:
         """Everything is paused: an attempt that is not sent yet never is."""
         if self._current is not None and not self._current.sent:
             self._current.part(lambda: True)
+
+    def _may_part(self, attempt: Attempt) -> bool:
+        """Is the request `movable` still, now that its attempt can be ended? If not, others can use the permit."""
+        if not self._movable(attempt):
+            self._choice.recovery.release()
+            return False
+        self._choice.left = attempt.worker
+        return True
 
     def _movable(self, attempt: Attempt) -> bool:
         exchange, fleet = self._exchange, self._context.fleet

@@ -159,14 +159,14 @@ class Relay:
             self._context.metrics.requests_in_flight.dec()
             self._context.live.remove(request)
 
-    async def tell_all(self, request: Request, timeout: float) -> list[Said]:
-        """Hand a client's request on to every worker, and give what each said. `timeout` in seconds, for each."""
+    async def tell_all(self, request: Request, timeout: float, *, once: bool = True) -> list[Said]:
+        """Hand a client's request on to every worker, and give what each said: see `orders.tell_all`."""
         context = self._context
         target = f"{request.path.rstrip('/')}?{request.query}" if request.query else request.path.rstrip("/")
         content_type = get(request.headers, b"content-type") or b""
         order = Outbound(request.method, target, request.body, content_type)
         headers = native_headers(to_worker(request.headers, context.config))
-        return await tell_all(context, context.fleet.workers, order, headers, timeout)
+        return await tell_all(context, context.fleet.workers, order, headers, timeout, once=once)
 
     def pause(self) -> None:
         """From now on no attempt begins: requests wait for `go_on`. What was not sent yet is taken back."""
@@ -177,6 +177,11 @@ class Relay:
     def go_on(self) -> None:
         """End a pause."""
         self._context.fleet.pause(False)
+
+    def relearn(self) -> None:
+        """Read what all workers say of themselves, soon."""
+        fleet = self._context.fleet
+        self._context.chores.start(partial(fleet.relearn, fleet.workers))
 
     def abort(self, rid: str, *, everything: bool) -> int:
         """Abort what stock SGLang would abort: the rids that begin with `rid`, or everything; says how many there were.

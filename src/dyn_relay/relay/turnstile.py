@@ -9,7 +9,7 @@ import trio
 
 
 class Turnstile:
-    """Lets in as many as `limit()` says. It is asked anew whenever somebody comes or leaves."""
+    """Lets in as many as `limit()` says. It is asked anew whenever somebody comes or leaves, or `look` is called."""
 
     def __init__(self, limit: Callable[[], float]) -> None:
         self._limit = limit
@@ -38,6 +38,10 @@ class Turnstile:
         """Seconds that the first in the queue has waited; 0 if nobody waits."""
         first = next(iter(self._waiting), None)
         return 0.0 if first is None else trio.current_time() - first.joined
+
+    def look(self) -> None:
+        """The limit may have become another one."""
+        self._admit()
 
     def leave(self, place: Place) -> None:
         """Give a place up, whether its turn has come or not."""

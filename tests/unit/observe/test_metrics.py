@@ -34,9 +34,17 @@ def test_every_promised_name_is_there() -> None:
     promised = """requests_in_flight attempts_in_flight requests attempts migrations refusals tokens_delivered
         tokens_saved cached_tokens poison ttft_seconds inter_token_seconds loop_lag_seconds worker_state
         worker_in_flight worker_transitions http_requests discovery_up discovery_workers
-             queue_depth retry_queue_depth replay_buffer_bytes queue_refusals queue_wait_seconds"""
+             queue_depth retry_queue_depth replay_buffer_bytes queue_refusals queue_wait_seconds
+             log_lines_dropped"""
     assert {f"dyn_relay_{name}" for name in promised.split()} <= names
     assert {name for name in names if not name.startswith("process_")} == {f"dyn_relay_{n}" for n in promised.split()}
+
+
+def test_lines_that_the_log_has_lost() -> None:
+    metrics = Metrics()
+    assert read(metrics)["log_lines_dropped_total", ()] == 0
+    metrics.watch_log(lambda: 3)
+    assert read(metrics)["log_lines_dropped_total", ()] == 3
 
 
 def test_two_proxies_in_one_process_do_not_mix() -> None:

@@ -58,8 +58,8 @@ class KvAware(Policy):
             return self._by_load.choose(candidates, ask)
         if ask.resumed:
             # A dead worker's answers come all at once, and stay long: they spread, whatever they share.
-            least = min(target.load for target in candidates)
-            candidates = [target for target in candidates if target.load == least]
+            least = min((target.load, target.worker.load) for target in candidates)
+            candidates = [target for target in candidates if (target.load, target.worker.load) == least]
         now = self._clock()
         chains = {size: self.index.chain(prefix, size) for size in set(map(_block_size, candidates)) if size}
         cached = self._cached(candidates, chains, now)

@@ -9,9 +9,9 @@ from dyn_relay.fleet.policies.round_robin import RoundRobin
 from dyn_relay.fleet.target import Target
 
 
-def burden(target: Target) -> tuple[int, int]:
-    """What loads are compared by: live answers; among equals the tokens that are held for them."""
-    return target.load, target.tokens
+def burden(target: Target) -> tuple[int, int, int]:
+    """What loads are compared by: live answers; among equals those of all ranks of its worker, then tokens held."""
+    return target.load, target.worker.load, target.tokens
 
 
 class LeastLoaded(Policy):

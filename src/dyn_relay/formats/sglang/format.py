@@ -39,7 +39,8 @@ class SglangFormat:
 
     `on_abort="resume"` treats aborts that nobody explains as failed attempts. `weights`: which ones may continue an
     answer. `paired`: a prefill worker computes the prompt and another one the answer; `trusts_bootstrap`: clients may
-    say where and how these two meet. `tells_recomputed`: answers say in `meta_info` which rows to replay were computed again.
+    say where and how these two meet. `tells_recomputed`: answers say in `meta_info` which rows to replay were computed
+    again.
     """
 
     name = "sglang"
