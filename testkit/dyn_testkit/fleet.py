@@ -105,16 +105,18 @@ class Pair:
         room = {} if "bootstrap_room" in body else {"bootstrap_room": next(self._rooms)}
         return meeting | room | dict(body)
 
-    async def ask(self, body: Mapping[str, Any]) -> tuple[Response, Response]:
-        """Both answers to a client's one request: prefill's and decode's."""
-        sent, answers = self.body(body), [Response(), Response()]
+    async def ask(
+        self, body: Mapping[str, Any], prefill: Mapping[str, Any] | None = None, decode: Mapping[str, Any] | None = None
+    ) -> tuple[Response, Response]:
+        """Prefill's and decode's answers to a client's one request; `prefill`, `decode`: fields of one leg alone."""
+        shared, answers = self.body(body), [Response(), Response()]
 
-        async def ask(index: int, worker: MockWorker) -> None:
-            answers[index] = await worker.ask(sent)
+        async def ask(index: int, worker: MockWorker, own: Mapping[str, Any] | None) -> None:
+            answers[index] = await worker.ask(shared | dict(own or {}))
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ask, 0, self.prefill)
-            nursery.start_soon(ask, 1, self.decode)
+            nursery.start_soon(ask, 0, self.prefill, prefill)
+            nursery.start_soon(ask, 1, self.decode, decode)
         return answers[0], answers[1]
 
 

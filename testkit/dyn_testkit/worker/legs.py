@@ -160,15 +160,14 @@ class PrefillLeg:
         head = reply_bytes(reply, self.server.wall(), keep=True, with_body=False)
         await visitor.give(head + reply.body[:1])
         await inject.at(Spot.IN_TRANSFER)
-        for _ in range(self.options.transfer_ticks):
-            await scheduler.forward(live)
 
         async def give() -> None:
+            for _ in range(self.options.transfer_ticks):
+                await scheduler.forward(live)
             await visitor.give(reply.body[1:])
-            await visitor.gone()
+            await trio.sleep(self.options.waiting_timeout)
 
-        if live.abort is None:
-            await first(give, partial(scheduler.aborted, live), partial(trio.sleep, self.options.waiting_timeout))
+        await first(give, visitor.gone, partial(scheduler.aborted, live))
         if visitor.served:
             return
         dead = f"Decode instance could be dead, remote mooncake session {visitor.connection.peer} is not alive"
@@ -208,6 +207,23 @@ class _Parcel:
         """Want it no more."""
         if self.connection is not None:
             self.connection.close()
+
+
+@dataclass(slots=True)
+class _Heartbeat:
+    """Looks again and again whether a prefill worker is there."""
+
+    alive: Callable[[], Awaitable[bool]]
+    interval: float
+    due: float
+    failures: int = 0
+
+    async def stops(self) -> None:
+        """Return once it has failed often enough in a row."""
+        while self.failures < _FAILURES:
+            await trio.sleep_until(self.due)
+            self.due = trio.current_time() + self.interval
+            self.failures = 0 if await self.alive() else self.failures + 1
 
 
 @dataclass(slots=True)
@@ -262,19 +278,22 @@ class DecodeLeg:
     async def _receive(
         self, scheduler: Scheduler, live: Live, inject: Injector, address: tuple[str, int], wanted: dict[str, int]
     ) -> dict[str, Any]:
-        job, patience = live.job, self.options.waiting_timeout
-        deadline = trio.current_time() + patience
+        job, patience, interval = live.job, self.options.waiting_timeout, self.options.heartbeat or math.inf
+        began = trio.current_time()
+        heartbeat = _Heartbeat(partial(self._alive, address), interval, began + interval)
         parcel = _Parcel()
 
         async def until(wait: Callable[[], Awaitable[Any]]) -> Any:
             ended, value = await first(
                 wait,
                 partial(scheduler.aborted, live),
-                partial(trio.sleep_until, deadline),
-                partial(self._lost, address),
+                partial(trio.sleep_until, began + patience),
+                heartbeat.stops,
             )
             if ended == 0:
                 return value
+            if ended == 3:
+                self.prefills.pop(address, None)  # to be learned of anew
             lost = f"Lost connection with prefill instance (bootstrap_addr: {address[0]}:{address[1]})"
             reason = (_BY_REQUEST, _timed_out(job, patience, "WaitingForInput"), lost)[ended - 1]
             raise _failed("Decode transfer", "decode_req.req", job, reason)
@@ -291,14 +310,8 @@ class DecodeLeg:
         assert isinstance(kv, dict)
         return kv
 
-    async def _lost(self, address: tuple[str, int]) -> None:
-        """Return when the prefill worker is dead; it has to be learned of anew then."""
-        failures = 0
-        while failures < _FAILURES:
-            await trio.sleep(self.options.heartbeat or math.inf)
-            alive = (await self._get(address, "/health")).status == 200
-            failures = 0 if alive else failures + 1
-        self.prefills.pop(address, None)
+    async def _alive(self, address: tuple[str, int]) -> bool:
+        return (await self._get(address, "/health")).status == 200
 
     async def _get(self, address: tuple[str, int], path: str) -> Response:
         """An answer of a bootstrap server; an empty one if there is none."""

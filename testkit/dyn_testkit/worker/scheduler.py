@@ -152,6 +152,11 @@ class Scheduler:
             self.running -= 1
             self.changed()
 
+    async def idle(self) -> None:
+        """Return once no request is live."""
+        while self.live:
+            await self._changed.wait()
+
     async def aborted(self, live: Live) -> None:
         """Return once somebody has aborted it."""
         while live.abort is None:
