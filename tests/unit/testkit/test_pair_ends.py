@@ -266,8 +266,9 @@ async def test_a_live_room_kills_both(where: str) -> None:
             await pair.prefill.reaches_phase(ROOM, Phase.BOOTSTRAP)
             await pair.decode.reaches_phase(ROOM, Phase.BOOTSTRAP)
             nursery.start_soon(ask)
-            await pair.prefill.dead()
-            await pair.decode.dead()
+            with trio.fail_after(30):
+                await pair.prefill.dead()
+                await pair.decode.dead()
         assert [answer.complete for answer in answers] == [False] * 4
         assert (pair.prefill.deaths, pair.decode.deaths) == (1, 1)
         assert pair.prefill.rooms == pair.decode.rooms == [ROOM]

@@ -14,6 +14,8 @@ from dyn_testkit import faults
 from dyn_testkit.client import Response
 from dyn_testkit.faults import AFTER_TRANSFER, AT_BOOTSTRAP, IN_TRANSFER, Fault, FaultPlan, What, Where, parse_fault
 from dyn_testkit.fleet import Pair
+from dyn_testkit.simnet import SimNetwork
+from dyn_testkit.worker import MockWorker
 
 ROLES = ("prefill", "decode")
 PLACES = (AT_BOOTSTRAP, IN_TRANSFER, AFTER_TRANSFER)
@@ -169,9 +171,7 @@ def test_no_status_once_the_head_may_be_out(where: Where) -> None:
 
 async def test_one_worker_alone_never_comes_to_these_places() -> None:
     plan = FaultPlan.of(*(Fault(where, faults.CLOSE) for where in PLACES))
-    async with simulated(disaggregation="null") as pair:
-        pair.prefill.kill()
-        pair.prefill.faults = plan
-        await pair.prefill.restart(type(pair.prefill.options)())
-        assert (await pair.prefill.ask(pair.body(body(3)))).complete
+    async with MockWorker.serve(SimNetwork(), "worker", 1, faults=plan) as worker:
+        assert (await worker.ask(body(3, bootstrap_host="there", bootstrap_room=1))).complete
     assert plan.missing == list(plan.faults)
+    assert worker.rooms == []
