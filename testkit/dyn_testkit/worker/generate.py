@@ -1,4 +1,4 @@
-"""`/generate`: admission, the token loop, streams and unary answers."""
+"""`/generate`: admission, streams and unary answers."""
 
 from __future__ import annotations
 
