@@ -121,19 +121,29 @@ async def test_a_stall_that_ends(autojump_clock: trio.testing.MockClock, role: s
 
 
 @pytest.mark.parametrize("where", PLACES, ids=lambda where: where.spot.value)
-@pytest.mark.parametrize("role", ROLES)
-async def test_over_real_sockets(role: str, where: Where) -> None:
-    both = plans(role, where, faults.CLOSE)
-    plan = both[ROLES.index(role)]
-    async with real(both, bootstrap_timeout=0.2, waiting_timeout=0.2) as pair:
+async def test_prefill_dies_over_real_sockets(where: Where) -> None:
+    both = plans("prefill", where, faults.KILL_WORKER)
+    async with real(both, heartbeat=0.05) as pair:
         await pair.ask(body(2))
-        answers = await pair.ask(body(6))
-        plan.verify()
-        own, other = answers if role == "prefill" else answers[::-1]
-        assert not own.complete
-        wanted = fate(role, where, faults.CLOSE).replace("300.0s", "0.2s")
-        assert wanted in failure(other)[1] if wanted else other.status == 200
-        assert (pair.prefill.live, pair.decode.live) == (0, 0)
+        prefill, decode = await pair.ask(body(6))
+        assert not prefill.complete
+        wanted = fate("prefill", where, faults.KILL_WORKER)
+        assert wanted in failure(decode)[1] if wanted else decode.status == 200
+        assert pair.decode.live == 0
+    both[0].verify()
+
+
+@pytest.mark.parametrize("where", PLACES, ids=lambda where: where.spot.value)
+async def test_decode_is_cut_over_real_sockets(where: Where) -> None:
+    plan = FaultPlan.of(Fault(where, faults.CLOSE))
+    patience = {"bootstrap_timeout": 0.2} if where == AT_BOOTSTRAP else {}
+    async with real((None, plan), **patience) as pair:
+        prefill, decode = await pair.ask(body(6))
+        assert not decode.complete
+        wanted = fate("decode", where, faults.CLOSE).replace("300.0s", "0.2s")
+        assert wanted in failure(prefill)[1] if wanted else prefill.status == 200
+        assert pair.prefill.live == 0
+    plan.verify()
 
 
 @pytest.mark.parametrize("token", [1, 3, -2, math.inf])

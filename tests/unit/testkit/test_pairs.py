@@ -112,8 +112,7 @@ async def test_cached_tokens_are_prefills(autojump_clock: trio.testing.MockClock
         for cached in (0, 2):
             answers = [value(response)["meta_info"]["cached_tokens"] for response in await pair.ask(body(4))]
             assert answers == [cached, cached]
-        answer = await pair.decode.ask({"abort_all": True}, "/flush_cache")
-        assert answer.status == 200
+        assert (bool(pair.prefill.scheduler.cache), bool(pair.decode.scheduler.cache)) == (True, False)
 
 
 # As recorded ----------------------------------------------------------------------------------------------------------
