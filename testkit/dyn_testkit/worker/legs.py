@@ -112,7 +112,6 @@ class PrefillLeg:
 
     async def __call__(self, scheduler: Scheduler, live: Live, inject: Injector, emit: Emit) -> None:
         """Run it. Raises what `Scheduler.run` does, and `Dropped`."""
-        inject = replace(inject, budget=1)
         with self.rooms.take(live.job) as room:
             await inject.at(Spot.AT_BOOTSTRAP)
             visitor = await self._bootstrap(scheduler, live, room)

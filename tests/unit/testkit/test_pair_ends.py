@@ -124,6 +124,18 @@ async def test_an_aborted_leg_is_gone_at_once(
         assert await works(pair)
 
 
+async def test_an_aborted_leg_leaves_nothing_to_the_next_one(autojump_clock: trio.testing.MockClock) -> None:
+    """The decode leg of a room is not given what another prefill leg computes there."""
+    async with simulated(transfer_ticks=5) as pair:
+        async with running(pair, *BOTH) as request:
+            await pair.prefill.reaches_phase(ROOM, Phase.TRANSFER)
+            await pair.prefill.ask({"rid": "prefill"}, "/abort_request")
+            await pair.prefill.scheduler.idle()
+            again = await pair.prefill.ask(pair.body(body(8, bootstrap_room=ROOM)))
+        assert "timed out after 300.0s in KVPoll.Bootstrapping" in failure(again)[1]
+        assert "timed out after 300.0s in KVPoll.WaitingForInput" in failure(request.answers["decode"])[1]
+
+
 @pytest.mark.parametrize("leave", [False, True], ids=["abort", "leave"])
 async def test_prefill_does_not_notice_what_happens_after_the_transfer(
     autojump_clock: trio.testing.MockClock, leave: bool
