@@ -51,8 +51,9 @@ async def other_leg(pair: Pair, plan: FaultPlan, role: str, stream: bool) -> tup
     async with trio.open_nursery() as nursery:
         for name in ROLES:
             nursery.start_soon(ask, name)
-        await plan.fired()
-        await ended["decode" if role == "prefill" else "prefill"].wait()
+        with trio.fail_after(1000):
+            await plan.fired()
+            await ended["decode" if role == "prefill" else "prefill"].wait()
         with trio.move_on_after(1):
             await ended[role].wait()
         nursery.cancel_scope.cancel()
@@ -109,7 +110,8 @@ async def test_a_stall_that_ends(autojump_clock: trio.testing.MockClock, role: s
         async with trio.open_nursery() as nursery:
 
             async def release() -> None:
-                await plan.fired()
+                with trio.fail_after(1000):
+                    await plan.fired()
                 await trio.sleep(100)
                 plan.release()
 
