@@ -10,6 +10,7 @@ import msgspec
 
 from dyn_relay.formats.base import Answer, Bundle, Explanation, Limits, NativeRequest, Outbound, Rejected, Traits
 from dyn_relay.formats.sglang.batch import Unsplit, shares
+from dyn_relay.formats.sglang.codec import Codec
 from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.events import DONE_EVENT
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
@@ -44,6 +45,8 @@ class SglangFormat:
     info_paths: tuple[str, ...] = (_MODEL_INFO, _SERVER_INFO)
     ready_path = "/ready"
     stock: Traits = STOCK
+    #: How rows to replay are spelled.
+    codec = Codec()
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class SglangFormat:
         *,
         tells_recomputed: bool = False,
     ) -> None:
-        self._rules = Rules(on_abort == "resume", weights, tells_recomputed)
+        self._rules = Rules(on_abort == "resume", weights, tells_recomputed, self.codec)
 
     def open(self, request: NativeRequest, rid: str) -> SglangExchange:
         """Begin a logical request. Raises `Rejected` for what is known to kill or wedge a stock engine (0.5.23)."""
