@@ -100,23 +100,26 @@ def input_logprobs(job: Job, model: Model) -> dict[str, Any]:
 
 
 def routed_experts(job: Job, ids: list[int], options: WorkerOptions) -> str:
-    """Base64 of int32 rows, little-endian, for positions `[start, prompt + output - 1)`."""
-    return _rows(job, ids, options, expert_row, job.routed_experts_start or 0)
+    """Base64 of int32 rows, little-endian, for positions `[start, prompt + output - 1)`; packed, if its worker does."""
+    rows = _rows(job, ids, options, expert_row, job.routed_experts_start or 0)
+    return base64.b64encode(options.packing(rows)).decode()
 
 
 def indexer_topk(job: Job, ids: list[int], options: WorkerOptions) -> str:
     """The same of the indexer, for all positions."""
-    return _rows(job, ids, options, indexer_row, 0)
+    return base64.b64encode(_rows(job, ids, options, indexer_row, 0)).decode()
 
 
-def _rows(job: Job, ids: list[int], options: WorkerOptions, row: Callable[[Model, int], list[int]], start: int) -> str:
+def _rows(
+    job: Job, ids: list[int], options: WorkerOptions, row: Callable[[Model, int], list[int]], start: int
+) -> bytes:
     rows = array("i")
     history = EMPTY
     for position, token in enumerate([*job.prompt, *ids][:-1]):
         history = mix(history, token)
         if position >= start:
             rows.extend(number + options.expert_mark for number in row(options.model, history))
-    return base64.b64encode(rows.tobytes()).decode()
+    return rows.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
