@@ -12,6 +12,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from dyn_relay.fleet import keeper
 from dyn_relay.fleet.policies.base import Policy
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.net import Network
@@ -50,6 +51,7 @@ async def proxied(network: Network, stage: Stage, host: str, port: int, **config
         async with background() as nursery:
             await nursery.start(stage.run)
             settings = {"seed": 1, "log_level": "error", "health_success_threshold": 1, "inhibited_duration_secs": 0.0}
+            settings["cb_failure_threshold"] = 0  # the faults of one case are nothing to the next
             async with open_relay(network, host, port, stage.urls, policy=_POLICY, **settings | config) as relay:
                 fleet, live = relay.app.fleet, relay.app.live
 
@@ -145,9 +147,10 @@ class Sockets:
 
 @contextmanager
 def impatient():
-    """Retries without a pause worth the name: real time is dear."""
-    base, budget.BACKOFF_BASE = budget.BACKOFF_BASE, 0.0001
+    """Retries, and workers whose queue is full, without a pause worth the name: real time is dear."""
+    pauses = budget.BACKOFF_BASE, keeper.FULL_FOR
+    budget.BACKOFF_BASE = keeper.FULL_FOR = 0.0001
     try:
         yield
     finally:
-        budget.BACKOFF_BASE = base
+        budget.BACKOFF_BASE, keeper.FULL_FOR = pauses
