@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 from msgspec import Raw
 
 from dyn_relay.formats.sglang.codec import STRIDE, Codec
+from dyn_relay.formats.sglang.replay import Replay
 
 WIDTH = 3
 PROMPT, ROWS = 5, 9
@@ -131,3 +133,30 @@ def test_a_large_value_comes_in_pieces() -> None:
     pieces = list(Codec().rows("routed_experts", value(data(count, 0, 1)), count))
     assert len(pieces) > 5
     assert b"".join(pieces) == data(count, 0, 1)
+
+
+#: A position has a row of this many bytes; and so many positions, of which the first have other rows.
+BROAD, POSITIONS, FIRST = 4000, 4000, 1000
+
+
+@pytest.mark.parametrize("how", ["two legs", "two attempts"])
+def test_a_large_join_takes_less_than_three_copies(how: str) -> None:
+    """G7, of values that must be put together: what is needed beyond the two, the joined one included."""
+    first, second = bytes(FIRST * BROAD), b"\1" * (POSITIONS * BROAD)
+    values = value(first), value(second)
+    replay = Replay("routed_experts", 0, Codec())
+    replay.note(values[0], FIRST)
+    tracemalloc.start()
+    try:
+        if how == "two legs":
+            joined = Codec().join("routed_experts", *values, FIRST, POSITIONS)
+        else:
+            replay.settle(1, 0, FIRST)
+            joined = replay.shown(values[1], 1, FIRST, POSITIONS)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert read(joined) == first + second[len(first) :]
+    size = len(bytes(values[1]))
+    print(f"{peak / size:.2f} times the value")
+    assert peak < 3 * size

@@ -30,7 +30,7 @@ class ZstdExperts(Codec):
         native = super().decode(name, value)
         return _unpacked(native) if name == FIELD else native
 
-    def encode(self, name: str, data: bytes) -> Raw:
+    def encode(self, name: str, data: bytes | bytearray) -> Raw:
         """As `Codec.encode`."""
         return super().encode(name, zstd.compress(data) if name == FIELD else data)
 

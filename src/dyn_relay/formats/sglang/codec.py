@@ -8,7 +8,7 @@ can change: a subclass spells values otherwise (`decode` and `encode`), the rest
 from __future__ import annotations
 
 import binascii
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 from msgspec import Raw
 
@@ -16,6 +16,8 @@ from msgspec import Raw
 _INT = 4
 #: Characters that are decoded at once: a multiple of 4.
 STRIDE = 1 << 20
+#: Bytes that make as many.
+_BYTES = STRIDE // 4 * 3
 #: Bytes of a value's rows, decoded: half a million positions of the widest model there is have less.
 LIMIT = 1 << 30
 
@@ -46,9 +48,13 @@ class Codec:
                 raise ValueError(f"{name}: {exc}") from exc
             yield data
 
-    def encode(self, name: str, data: bytes) -> Raw:
+    def encode(self, name: str, data: bytes | bytearray) -> Raw:
         """The value of the field `name` that has these rows."""
-        return Raw(b'"%b"' % binascii.b2a_base64(data, newline=False))
+        text = bytearray(b'"')  # grown, and not put together: that would be a copy more
+        for at in range(0, len(data), _BYTES):
+            text += binascii.b2a_base64(data[at : at + _BYTES], newline=False)
+        text += b'"'
+        return Raw(text)
 
     def rows(self, name: str, value: Raw, count: int, width: int = 0) -> Generator[bytes, None, int]:
         """The bytes of a value that must have `count` rows of `width` bytes (0: of any), in pieces.
@@ -92,8 +98,7 @@ class Codec:
                 return self.encode(name, head[: rows * width])
             if decode is None:
                 return None
-            whole = b"".join(self.rows(name, decode, rows, width))
-            return self.encode(name, head + whole[len(head) :])
+            return self.encode(name, spliced(head, self.rows(name, decode, rows, width)))
         except ValueError:
             return None
 
@@ -101,3 +106,12 @@ class Codec:
         for _ in self.rows(name, value, count):
             pass
         return value
+
+
+def spliced(head: bytes, pieces: Iterable[bytes]) -> bytearray:
+    """`head`, and of the pieces what comes after that many bytes."""
+    data, passed = bytearray(head), 0
+    for piece in pieces:
+        data += piece[max(len(head) - passed, 0) :]
+        passed += len(piece)
+    return data

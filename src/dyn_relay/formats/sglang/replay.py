@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from msgspec import Raw
 
-from dyn_relay.formats.sglang.codec import Codec
+from dyn_relay.formats.sglang.codec import Codec, spliced
 from dyn_relay.formats.sglang.request import Request
 
 #: A field of `meta_info`, and the switch of a request that asks for it.
@@ -67,9 +67,9 @@ class Replay:
         if told is None or tokens <= before:
             return
         value, seen = told
-        rows = b"".join(self._decoded(value, prompt + seen))
+        rows = spliced(self._kept, self._decoded(value, prompt + seen))
         self._intervals = self._again(prompt, before)
-        self._kept += rows[len(self._kept) : self.rows(prompt + tokens) * self._width]
+        self._kept = bytes(rows[: self.rows(prompt + tokens) * self._width])
 
     def shown(self, value: Raw, prompt: int, before: int, tokens: int) -> Raw:
         """An event's value in the client's view; numbers as in `settle`. Sets `recomputed`.
@@ -80,8 +80,7 @@ class Replay:
         if not self._kept:
             self.check(value, prompt + tokens)
             return value
-        rows = b"".join(self._decoded(value, prompt + tokens))
-        return self._codec.encode(self.name, self._kept + rows[len(self._kept) :])
+        return self._codec.encode(self.name, spliced(self._kept, self._decoded(value, prompt + tokens)))
 
     def _again(self, prompt: int, before: int) -> list[tuple[int, int]]:
         """The earlier ones, and what an attempt after `before` tokens computes again: all but the rows that are kept.
