@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from dyn_relay.config import Config
 from dyn_relay.control.endpoints import Endpoints
 from dyn_relay.control.routes import Door
 from dyn_relay.control.siblings import Siblings
+from dyn_relay.control.told import learn
 from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.discovery import catalog as discovery
 from dyn_relay.fleet.discovery.discovery import Discovery
@@ -84,9 +85,7 @@ class App:
         )
         self.metrics.watch_fleet(self._samples)
         self.metrics.watch_policy(self.fleet.policy)
-        # A replacement asks the others which of the configured workers are still used.
-        known = replace(config, worker_urls=()) if siblings is not None and siblings.replacement else config
-        self.discovery = Discovery(self.fleet, discovery.sources(known))
+        self.discovery = Discovery(self.fleet, discovery.sources(config))
         self.metrics.watch_discovery(self.discovery.samples)
         self.live = LiveRequests(rng, alone=config.processes == 1)
         self._queue = Queue(config, self.metrics)
@@ -103,20 +102,18 @@ class App:
         config, siblings = self.config, self._siblings
         async with trio.open_nursery() as background:
             await background.start(self.fleet.run)
-            await background.start(self.discovery.run)
             try:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
                     departures = Departures(self.fleet, self.live, self._permits, Chores(background))
-                    endpoints = Endpoints(
-                        self.fleet, relay, self.metrics, self.draining, departures, self._pages, siblings
-                    )
-                    door = Door(config, endpoints, relay, siblings)
+                    parts = self.fleet, self.discovery, relay, self.metrics, self.draining, departures
+                    door = Door(config, Endpoints(*parts, self._pages, siblings), relay, siblings)
                     if siblings is not None:
                         background.start_soon(_answer_siblings, await siblings.listen(), door)
-                        if siblings.replacement:
-                            await self._catch_up(siblings)
-                        door.settled.set()
+                        if siblings.replacement and (told := await siblings.told()) is not None:
+                            learn(told, self.fleet, self.discovery)
+                    await background.start(self.discovery.run)
+                    door.settled.set()
                     task_status.started()
                     await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
                     # The last requests may have left workers that still have to be told.
@@ -127,13 +124,6 @@ class App:
                 if siblings is not None:
                     siblings.close()
             background.cancel_scope.cancel()
-
-    async def _catch_up(self, siblings: Siblings) -> None:
-        """Learn what the proxy was told before this process took another's place."""
-        told = await siblings.workers()
-        for url in self.config.worker_urls if told is None else told:
-            self.fleet.add(url)
-        self.fleet.pause(await siblings.paused())
 
     def _context(self, trace: TraceFile | None, chores: trio.Nursery) -> Context:
         return Context(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import captured
@@ -217,6 +218,6 @@ def test_traits(folder: str, text: bool, epoch: str) -> None:
     """They tell one process from the next, too."""
     infos = {f"/{name}": captured.wire(f"{folder}/info_{name}").body for name in ("model_info", "server_info")}
     traits = SglangFormat().traits(infos)
-    found = Traits("0.5.23", "models/qwen3-fp32", "default", text, False, {}, 2042, False, False, False, epoch)
-    assert traits == found
+    found = Traits("0.5.23", "models/qwen3-fp32", "default", text, False, {}, 2042, False, False, False)
+    assert traits == replace(found, dp_size=1, epoch=epoch)
     assert SglangFormat().traits({}) == UNKNOWN

@@ -129,19 +129,21 @@ async def test_clients_and_aborts_end_the_waiting_for_a_permit(autojump_clock):
         retry_permits=1,
         stall_timeout_secs=0,
     ) as w:
-        answers = {}
-        connection = await w.network.connect("proxy", 30000)
-        await begin(connection, "/generate", generate(40, rid="leaves"))
+        answers, clients = {}, {}
+        for rid in ("leaves", "stays"):  # one of the two waits, whoever has the permit
+            clients[rid] = await w.network.connect("proxy", 30000)
+            await begin(clients[rid], "/generate", generate(40, rid=rid))
         w.nursery.start_soon(collect, answers, w, 4)
         await hold.fired()
-        await until(lambda: w.metric("dyn_relay_retry_queue_depth") == 4)
+        await until(lambda: w.metric("dyn_relay_retry_queue_depth") == 5)
         waiting = [request.rid for request in w.app.live if not request._current]
-        connection.close()
-        await until(lambda: "leaves" not in w.app.live)
-        aborted = next(rid for rid in waiting if rid != "leaves")
+        left = next(rid for rid in waiting if rid in clients)
+        clients[left].close()
+        await until(lambda: left not in w.app.live)
+        aborted = next(rid for rid in waiting if rid not in clients)
         await w.ask({"rid": aborted}, "/abort_request")
         await until(lambda: aborted not in w.app.live)
-        assert w.metric("dyn_relay_retry_queue_depth") == 4 - ("leaves" in waiting) - 1
+        assert w.metric("dyn_relay_retry_queue_depth") == 3
         hold.release()
         await until(lambda: len(answers) == 4)
         assert answers[aborted].values()[-1]["meta_info"]["finish_reason"]["type"] == "abort"

@@ -13,8 +13,10 @@ import msgspec
 import trio
 
 from dyn_relay.control import everyone
-from dyn_relay.control.siblings import PAUSED, Siblings, missing
+from dyn_relay.control.siblings import PAUSED, RELEARN, Siblings, missing
+from dyn_relay.control.told import tell
 from dyn_relay.control.totals import Pages
+from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import State, Worker
@@ -40,6 +42,7 @@ class Endpoints:
     """The handlers, one method each; `routes.py` says which paths lead here."""
 
     fleet: Fleet
+    discovery: Discovery
     relay: Relay
     metrics: Metrics
     draining: Drain
@@ -94,13 +97,15 @@ class Endpoints:
 
     def put_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}`, its own: 202, and it is taken back if it was leaving. Nothing else of it can be set."""
-        worker = self.fleet.get(unquote(name))
-        if worker is None:
-            return _unknown(name)
         for field in _object(request):
             if field != "url":
                 raise BadInput(f"{field}: nothing of a worker can be set but its url")
         url = _url(request)
+        worker = self.fleet.get(unquote(name))
+        if worker is None and self.fleet.is_name_of(unquote(name), url):
+            worker = self.fleet.add(url)  # gone here, since none of its requests was this process's
+        if worker is None:
+            return _unknown(name)
         if self.fleet.get(url) is not worker:
             raise BadInput(f"url: {worker.id} is {worker.url}; add another worker, and let this one leave")
         return _json(202, _describe(self.fleet.add(url)))
@@ -180,6 +185,8 @@ class Endpoints:
         said = await self.relay.tell_all(request, order.timeout)
         if order.renews:
             await self.fleet.relearn(one.worker for one in said if one.ok)
+            if self.siblings is not None:
+                await self.siblings.ask("POST", RELEARN, b"")
         return said
 
     def refuse(self, request: Request, name: str) -> Answer:
@@ -188,19 +195,24 @@ class Endpoints:
 
     # -- of one process to the others
 
-    def show_paused(self, request: Request, name: str) -> Answer:
-        """`{"paused": ...}`."""
-        return _json(200, {"paused": self.fleet.paused})
+    def tell(self, request: Request, name: str) -> Answer:
+        """What one that takes another's place must know, see `told.py`."""
+        return Answer(200, msgspec.json.encode(tell(self.fleet, self.discovery)))
 
     def hold(self, request: Request, name: str) -> Answer:
         """No attempt is to begin; the workers know."""
         self.relay.pause()
-        return self.show_paused(request, name)
+        return Answer(200, b"")
 
     def let_go_on(self, request: Request, name: str) -> Answer:
         """The end of that."""
         self.relay.go_on()
-        return self.show_paused(request, name)
+        return Answer(200, b"")
+
+    def relearn(self, request: Request, name: str) -> Answer:
+        """What workers tell of themselves may have changed; it is read soon."""
+        self.relay.relearn()
+        return Answer(200, b"")
 
     def abort(self, request: Request, name: str) -> Answer:
         """`{"rid": ..., "abort_all": ...}`: `{"aborted": N}`, requests that are live in this process.

@@ -12,7 +12,7 @@ from dyn_relay.control import together
 from dyn_relay.control.auth import ADMIN, canonical, refusal
 from dyn_relay.control.endpoints import BadInput, Endpoints
 from dyn_relay.control.everyone import CONTINUE, LOADS, ONE_ENGINES, ORDERS, PAUSE
-from dyn_relay.control.siblings import PAUSED, Siblings, missing
+from dyn_relay.control.siblings import PAUSED, RELEARN, TOLD, Siblings, missing
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.errors import error_body
 from dyn_relay.http11.headers import Headers
@@ -74,7 +74,9 @@ ROUTES: dict[str, Route] = {
 SILENT_HEADER = b"x-dyn-relay-silent"
 #: What only the other processes of this proxy may say.
 _INNER = {
-    PAUSED: Route({"GET": Endpoints.show_paused, "PUT": Endpoints.hold, "DELETE": Endpoints.let_go_on}),
+    PAUSED: Route({"PUT": Endpoints.hold, "DELETE": Endpoints.let_go_on}),
+    RELEARN: Route({"POST": Endpoints.relearn}),
+    TOLD: Route({"GET": Endpoints.tell}),
 }
 #: Those with such a part, the longest first.
 _OPEN_ENDED = sorted((key for key in ROUTES if "*" in key), key=len, reverse=True)

@@ -8,20 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import structlog
 import trio
 
-from dyn_relay.fleet.worker import State
+from dyn_relay.control.told import Told
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.client import BadResponse, Origin, Pool, fetch
 from dyn_relay.http11.errors import error_body
 from dyn_relay.http11.headers import get
 from dyn_relay.net import ConnectFailed, ConnectionBroken, Listener, Network
-
-T = TypeVar("T")
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("siblings")
 
@@ -29,8 +26,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("siblings")
 PATIENCE = 1.0
 #: So often a replacement asks those that do not answer.
 ROUNDS = 10
-#: Whether no attempt is to begin: GET, PUT, DELETE.
-PAUSED = "/paused"
+#: Private paths. No attempt is to begin: PUT, and DELETE for the end of that; infos are to be read anew: POST; GET.
+PAUSED, RELEARN, TOLD = "/paused", "/relearn", "/told"
 #: Sockets have names; the port is there because origins have one.
 _PORT = 1
 
@@ -84,25 +81,16 @@ class Siblings:
                 nursery.start_soon(ask, other)
         return Heard([answers[other] for other in sorted(answers)], sorted(silent))
 
-    async def workers(self) -> list[str] | None:
-        """URLs of the workers that the others use; None if none of them knows, since all have been replaced."""
-        told = await self._told("/workers", _Workers)
-        return None if told is None else [one.url for one in told.workers if one.state != State.DRAINING]
-
-    async def paused(self) -> bool:
-        """No attempt is to begin, the others say."""
-        told = await self._told(PAUSED, _Paused)
-        return told is not None and told.paused
-
-    async def _told(self, path: str, type: type[T]) -> T | None:
+    async def told(self) -> Told | None:
+        """What the others know; None if none of them does, since all have been replaced."""
         for _ in range(ROUNDS):
-            heard = await self.ask("GET", path, b"")
+            heard = await self.ask("GET", TOLD, b"")
             for answer in heard.answers:
                 if answer.status == 200:
-                    return msgspec.json.decode(answer.body, type=type)
+                    return msgspec.json.decode(answer.body, type=Told)
             if not heard.silent:
                 return None
-        log.error("no process tells what it was told; what is configured is used", asked=path)
+        log.error("no process tells what it was told; what is configured is used")
         return None
 
     async def _ask(self, other: int, method: str, target: str, body: bytes) -> Answer:
@@ -117,19 +105,6 @@ def missing(silent: Sequence[int]) -> Answer:
     names = ", ".join(map(str, silent))
     message = f"done, but not by the process {names} of this proxy, which does not answer; do it again"
     return Answer(504, error_body(504, message))
-
-
-class _Worker(msgspec.Struct):
-    url: str
-    state: str
-
-
-class _Workers(msgspec.Struct):
-    workers: list[_Worker]
-
-
-class _Paused(msgspec.Struct):
-    paused: bool
 
 
 def _name(number: int) -> str:

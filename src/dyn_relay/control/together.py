@@ -29,8 +29,10 @@ def listed(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) ->
     """One list of workers, as this process sees them, with what they do for all."""
     if len(answers) == 1:
         return answers[0]
-    lists = [msgspec.json.decode(answer.body)["workers"] for answer in answers if answer.status == 200]
-    return Answer(answers[0].status, msgspec.json.encode({"workers": _added(lists)}))
+    pages = [msgspec.json.decode(answer.body) for answer in answers if answer.status == 200]
+    paused = any(page["paused"] for page in pages)
+    body = {"workers": _added([page["workers"] for page in pages]), "paused": paused}
+    return Answer(answers[0].status, msgspec.json.encode(body))
 
 
 def described(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) -> Answer:

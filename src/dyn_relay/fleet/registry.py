@@ -110,6 +110,13 @@ class Fleet:
             return None
         return next((worker for worker in self._workers.values() if worker.origin == origin), None)
 
+    def is_name_of(self, name: str, url: str) -> bool:
+        """Would a worker at the URL have this id? Ids that are counted are nobody's beforehand."""
+        try:
+            return self.config.processes > 1 and self._name(Origin.parse(url)) == name
+        except ValueError:
+            return False
+
     def add(self, url: str, by: str = HAND) -> Worker:
         """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL.
 

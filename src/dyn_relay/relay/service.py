@@ -178,6 +178,11 @@ class Relay:
         """End a pause."""
         self._context.fleet.pause(False)
 
+    def relearn(self) -> None:
+        """Read what all workers say of themselves, soon."""
+        fleet = self._context.fleet
+        self._context.chores.start(partial(fleet.relearn, fleet.workers))
+
     def abort(self, rid: str, *, everything: bool) -> int:
         """Abort what stock SGLang would abort: the rids that begin with `rid`, or everything; says how many there were.
 

@@ -8,7 +8,7 @@ A source that fails keeps its last answer: a name server or a file that is gone 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import structlog
 import trio
@@ -32,6 +32,15 @@ class Discovery:
     def samples(self) -> list[tuple[str, bool, int]]:
         """Of each source: its name, whether its last answer is a good one, the workers that it names."""
         return [(one.source.name, one.up, len(one.named)) for one in self._followed]
+
+    def named(self) -> dict[str, list[str]]:
+        """Whom each source names, by its name: URLs."""
+        return {one.source.name: list(map(str, one.named)) for one in self._followed}
+
+    def recall(self, named: Mapping[str, Iterable[str]]) -> None:
+        """Before `run`: what sources have said to another process, which has acted on it."""
+        for one in self._followed:
+            one.named = dict.fromkeys(map(Origin.parse, named.get(one.source.name, ())))
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow all sources until cancelled. Started once each has answered or failed for the first time."""

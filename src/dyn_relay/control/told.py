@@ -1,0 +1,49 @@
+"""What a process that takes a dead one's place is told by another: what no configuration says."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dyn_relay.fleet.discovery.discovery import Discovery
+from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.rejoin import Standing
+from dyn_relay.fleet.worker import State
+
+
+class Member(msgspec.Struct):
+    """A worker; see `Worker` for the fields."""
+
+    url: str
+    named_by: list[str]
+    standing: Standing
+    epoch: str | None
+
+
+class Told(msgspec.Struct):
+    """One process's view."""
+
+    workers: list[Member]
+    #: Whom each source of discovery names, as it was last heard: only its changes act.
+    named: dict[str, list[str]]
+    #: No attempt is to begin.
+    paused: bool
+
+
+def tell(fleet: Fleet, discovery: Discovery) -> Told:
+    """This process's."""
+    members = [
+        Member(worker.url, sorted(worker.named_by), worker.standing, worker.epoch)
+        for worker in fleet.workers
+        if worker.state is not State.DRAINING
+    ]
+    return Told(members, discovery.named(), fleet.paused)
+
+
+def learn(told: Told, fleet: Fleet, discovery: Discovery) -> None:
+    """Begin where another process is."""
+    for member in told.workers:
+        worker = fleet.add(member.url)
+        worker.named_by = set(member.named_by)
+        worker.standing, worker.epoch = member.standing, member.epoch
+    discovery.recall(told.named)
+    fleet.pause(told.paused)
