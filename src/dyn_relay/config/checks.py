@@ -27,6 +27,13 @@ def is_key(value: object) -> None:
         raise ValueError("must be printable ASCII without blanks or line ends")
 
 
+def is_format(value: object) -> None:
+    """The name of a format that is installed and can be loaded."""
+    from dyn_relay.formats import catalog  # late, as below
+
+    catalog.load(str(value))
+
+
 def is_weight_policy(value: object) -> None:
     """A value of `--weight-version-policy`."""
     from dyn_relay.formats.weights import WeightPolicy  # late, as below

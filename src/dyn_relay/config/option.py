@@ -28,7 +28,10 @@ def option(
     verify: Callable[[object], None] | None = None,
     metavar: str = "",
 ) -> Any:
-    """A field of the table. `env`: the variable, if it is not named as usual; a `secret` is shown to nobody."""
+    """A field of the table. A `secret` is shown to nobody.
+
+    `env`: the variable's name, if it is not the usual one, which then counts as well.
+    """
     rules: dict[str, object] = {"section": section, "help": text, "minimum": minimum, "maximum": maximum}
     rules |= {"env": env, "metavar": metavar, "secret": secret, "verify": is_key if secret else verify}
     return dataclasses.field(default=default, repr=not secret, metadata=rules)
@@ -65,6 +68,11 @@ class Option:
     def flag(self) -> str:
         """The long flag, e.g. `--log-json`."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The environment's names for it, the documented one first."""
+        return tuple(dict.fromkeys((self.env, _usual_env(self.name))))
 
     @property
     def many(self) -> bool:
@@ -114,6 +122,10 @@ class Option:
 
     def _error(self, problem: str, value: object, source: str) -> ConfigError:
         return ConfigError(f"{self.name}: {problem}{'' if self.secret else f', not {value!r}'} (from {source})")
+
+
+def _usual_env(name: str) -> str:
+    return f"DYN_{name.upper()}"
 
 
 def _read_text(raw: object) -> object:
@@ -173,7 +185,7 @@ def options_of(table: type[Any]) -> tuple[Option, ...]:
         if type(None) in typing.get_args(hint):
             hint = typing.get_args(hint)[0]
         choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
-        rules = {**field.metadata, "env": field.metadata["env"] or f"DYN_{field.name.upper()}"}
+        rules = {**field.metadata, "env": field.metadata["env"] or _usual_env(field.name)}
         kind = _TEXT if choices else _KINDS[hint]
         rows.append(Option(name=field.name, kind=kind, choices=choices, default=field.default, **rules))
     return tuple(rows)

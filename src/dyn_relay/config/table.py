@@ -13,6 +13,7 @@ from dyn_relay.config.checks import (
     are_urls,
     are_urls_and_ports,
     can_ask_kubernetes,
+    is_format,
     is_host,
     is_key,
     is_name_and_port,
@@ -155,7 +156,13 @@ class Config:
         minimum=1,
         maximum=1_000_000_000,
     )
-    format: Literal["sglang"] = option(WORKERS, "sglang", "The wire format that the workers speak.")
+    format: str = option(
+        WORKERS,
+        "sglang",
+        "The wire format that the workers speak: sglang, or one that another package has brought.",
+        env="DYN_GENERATE_FORMAT",
+        verify=is_format,
+    )
     upstream_pool_idle_timeout_secs: float = option(
         WORKERS, 3.0, "How long an idle connection to a worker is kept. Stay below the engine's own 5 s.", minimum=0
     )

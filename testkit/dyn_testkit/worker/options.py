@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -60,6 +60,8 @@ class WorkerOptions:
     #: Added to every number of these rows, so that they tell which worker made them. Keep it a multiple of
     #: `model.experts`.
     expert_mark: int = 0
+    #: What becomes of the bytes of `routed_experts` before they are in Base64: some engines compress them.
+    packing: Callable[[bytes], bytes] = bytes
     #: Each event has the rows so far, not the finish alone: no engine that is known does so.
     early_rows: bool = False
     grammar_backend: bool = True

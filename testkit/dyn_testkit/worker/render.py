@@ -107,16 +107,19 @@ def input_logprobs(job: Job, model: Model) -> dict[str, Any]:
 
 
 def routed_experts(job: Job, ids: list[int], options: WorkerOptions) -> str:
-    """Base64 of int32 rows, little-endian, for positions `[start, prompt + output - 1)`."""
-    return _rows(job, ids, options, expert_row, job.routed_experts_start or 0)
+    """Base64 of int32 rows, little-endian, for positions `[start, prompt + output - 1)`; packed, if its worker does."""
+    rows = _rows(job, ids, options, expert_row, job.routed_experts_start or 0)
+    return base64.b64encode(options.packing(rows)).decode()
 
 
 def indexer_topk(job: Job, ids: list[int], options: WorkerOptions) -> str:
     """The same of the indexer, for all positions."""
-    return _rows(job, ids, options, indexer_row, 0)
+    return base64.b64encode(_rows(job, ids, options, indexer_row, 0)).decode()
 
 
-def _rows(job: Job, ids: list[int], options: WorkerOptions, row: Callable[[Model, int], list[int]], start: int) -> str:
+def _rows(
+    job: Job, ids: list[int], options: WorkerOptions, row: Callable[[Model, int], list[int]], start: int
+) -> bytes:
     rows = array("i")
     history = EMPTY
     # A decode worker has never computed the prompt: what is in these rows is from something else.
@@ -126,7 +129,7 @@ def _rows(job: Job, ids: list[int], options: WorkerOptions, row: Callable[[Model
         if position >= start:
             known = history if position >= stale else mix(history, _STALE)
             rows.extend(number + options.expert_mark for number in row(options.model, known))
-    return base64.b64encode(rows.tobytes()).decode()
+    return rows.tobytes()
 
 
 @dataclass(frozen=True, slots=True)

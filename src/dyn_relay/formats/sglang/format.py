@@ -10,6 +10,7 @@ import msgspec
 
 from dyn_relay.formats.base import Answer, Bundle, Explanation, Limits, NativeRequest, Outbound, Rejected, Traits
 from dyn_relay.formats.sglang.batch import Unsplit, asked, shares
+from dyn_relay.formats.sglang.codec import Codec
 from dyn_relay.formats.sglang.continuation import BOOTSTRAP
 from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.events import DONE_EVENT
@@ -49,6 +50,8 @@ class SglangFormat:
     info_paths: tuple[str, ...] = (_MODEL_INFO, _SERVER_INFO)
     ready_path = "/ready"
     stock: Traits = STOCK
+    #: How rows to replay are spelled.
+    codec = Codec()
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class SglangFormat:
         paired: bool = False,
         trusts_bootstrap: bool = False,
     ) -> None:
-        self._rules = Rules(on_abort == "resume", weights, tells_recomputed)
+        self._rules = Rules(on_abort == "resume", weights, tells_recomputed, self.codec)
         self._paired = paired
         self._trusts_bootstrap = trusts_bootstrap
 
