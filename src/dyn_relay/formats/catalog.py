@@ -22,7 +22,13 @@ class Factory(Protocol):
     """What an entry point names: makes a format, with the options of `make`. A subclass of `SglangFormat` is one."""
 
     def __call__(
-        self, on_abort: Literal["relay", "resume"], weights: WeightPolicy, *, tells_recomputed: bool
+        self,
+        on_abort: Literal["relay", "resume"],
+        weights: WeightPolicy,
+        *,
+        tells_recomputed: bool,
+        paired: bool,
+        trusts_bootstrap: bool,
     ) -> Format:
         """Raises `ValueError` for options that it cannot serve."""
 

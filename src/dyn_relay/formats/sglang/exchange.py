@@ -42,7 +42,7 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.needs import needs_of
-from dyn_relay.formats.sglang.pair import Prefilled, legs, wanted
+from dyn_relay.formats.sglang.pair import Prefilled, inputs_of, legs
 from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
@@ -170,7 +170,8 @@ class SglangExchange(Reader):
             self._take = self._take_rows
         place, self.beside = continuation.placed(traits, rank), None
         if pairing is not None:
-            attempt.prefilled = Prefilled(wants=wanted(request) and not self.delivered)
+            inputs = () if self.delivered else inputs_of(request)
+            attempt.prefilled = Prefilled(inputs, self._ledger.replays, self._rules.codec)
             place, prefill = legs(request, pairing, place)
             self.beside = self._outbound(pairing.traits, prefill)
         return self._outbound(traits, place)

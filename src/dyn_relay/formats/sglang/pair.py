@@ -8,16 +8,18 @@ answer with prefill's `input_*` in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Raw
 
 from dyn_relay.formats.base import Event, Pairing
 from dyn_relay.formats.sglang.batch import asked
+from dyn_relay.formats.sglang.codec import Codec
 from dyn_relay.formats.sglang.continuation import BOOTSTRAP, placed
 from dyn_relay.formats.sglang.events import DONE, Fault, Kind, fault, kind, whole_decoder
+from dyn_relay.formats.sglang.replay import Replay
 from dyn_relay.formats.sglang.request import ABSENT, Request
-from dyn_relay.formats.sglang.wire import Fields, Foreign, raw, read, read_fields, read_rows
+from dyn_relay.formats.sglang.wire import Fields, Foreign, number, raw, read, read_fields, read_rows
 
 #: What only the prefill worker knows of the prompt, under `meta_info`.
 INPUTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
@@ -46,22 +48,25 @@ def legs(request: Request, pairing: Pairing, decode: Fields) -> tuple[Fields, Fi
     )
 
 
-def wanted(request: Request) -> bool:
-    """Does the answer have anything that only the prefill worker knows?"""
+def inputs_of(request: Request) -> Sequence[str]:
+    """What of its answer only the prefill worker knows: nothing, unless logprobs of the prompt are asked for."""
     start = request.value("logprob_start_len")
-    shown = start is not ABSENT and start is not None and start != -1
-    return shown and request.value("return_logprob") not in (ABSENT, None, False)
+    asked_for = start is not ABSENT and start is not None and start != -1
+    return INPUTS if asked_for and request.value("return_logprob") not in (ABSENT, None, False) else ()
 
 
 class Prefilled:
     """The prefill worker's part in an answer. Events of the decode worker wait for it, if they need it."""
 
-    __slots__ = ("_held", "_inputs", "wants")
+    __slots__ = ("_codec", "_held", "_names", "_parts", "_replays")
 
-    def __init__(self, *, wants: bool) -> None:
-        self.wants = wants
-        #: By the answer's number in a batch.
-        self._inputs: list[Fields] | None = None
+    def __init__(self, names: Sequence[str], replays: Mapping[str, Replay], codec: Codec) -> None:
+        """`names`: what of `meta_info` is the prefill worker's alone; `replays`: rows that both have a part of."""
+        self._names = names
+        self._replays = replays
+        self._codec = codec
+        #: By the answer's number in a batch; None until it is there.
+        self._parts: list[Fields] | None = None
         self._held: list[Event] = []
 
     @property
@@ -71,9 +76,9 @@ class Prefilled:
 
     def take(self, events: Sequence[Event]) -> Sequence[Event]:
         """The decode worker's events as the client may see them; those that have to wait come with `told`."""
-        if not self.wants:
+        if not self._names and not self._replays:
             return events
-        if self._inputs is None:
+        if self._parts is None:
             self._held += events
             return ()
         return [self._merged(event) for event in events]
@@ -83,7 +88,8 @@ class Prefilled:
 
         Raises as events that cannot be read.
         """
-        inputs: list[Fields] = []
+        parts: list[Fields] = []
+        wanted = (*self._names, *self._replays)
         for body in bodies:
             if body == DONE:
                 continue
@@ -93,10 +99,10 @@ class Prefilled:
                 if kind(event) is Kind.ERROR:
                     return fault(event), ()
                 meta = read_fields(read_fields(answer)["meta_info"])
-                inputs.append({name: meta[name].copy() for name in INPUTS if name in meta})
-        if not inputs:
+                parts.append({name: meta[name].copy() for name in wanted if name in meta})
+        if not parts:
             raise Foreign("the prefill worker's answer is empty")
-        self._inputs = inputs
+        self._parts = parts
         held, self._held = self._held, []
         return None, self.take(held)
 
@@ -111,12 +117,26 @@ class Prefilled:
 
     def _with(self, data: Raw, index: int) -> Raw:
         """An answer with the prompt's metadata; it is the `index`-th of a batch, -1: it says itself which one."""
-        assert self._inputs is not None
+        assert self._parts is not None
         fields = read_fields(data)
         if "meta_info" not in fields:
             return data
         if index < 0:
             index = int(bytes(fields["index"])) if "index" in fields else 0
         meta = read_fields(fields["meta_info"])
-        given = self._inputs[index] if index < len(self._inputs) else {}
-        return raw({**fields, "meta_info": raw({**meta, **{name: given[name] for name in given if name in meta}})})
+        part = self._parts[index] if index < len(self._parts) else {}
+        meta |= {name: part[name] for name in self._names if name in meta and name in part}
+        for name, replay in self._replays.items():
+            if name in meta:
+                self._join(replay, meta, part.get(name))
+        return raw({**fields, "meta_info": raw(meta)})
+
+    def _join(self, replay: Replay, meta: Fields, prefill: Raw | None) -> None:
+        """Rows of the prompt are the prefill worker's; what does not fit is left out."""
+        name, prompt, tokens = replay.name, number(meta, "prompt_tokens"), number(meta, "completion_tokens")
+        decode, joined = meta.pop(name), None
+        if prompt is not None and tokens is not None:
+            rows = replay.rows(prompt + tokens)
+            joined = self._codec.join(name, prefill, decode, min(replay.rows(prompt + 1), rows), rows)
+        if joined is not None:
+            meta[name] = joined
