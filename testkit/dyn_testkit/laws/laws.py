@@ -221,6 +221,9 @@ def snapshot(seen: Observed) -> None:
     values = seen.response.values() if seen.case.streaming else [seen.response.json()]
     untold = [number for number in range(len(seen.attempts)) if not seen.resumed(number)]
     source = _first_meta(seen.attempts[untold[-1]])
+    leg = seen.prefill_of(untold[-1])
+    if leg is not None:  # of a pair, only the prefill worker knows the prompt's logprobs
+        source |= {name: value for name, value in _first_meta(leg).items() if name.startswith("input_")}
     wanted: dict[str, Any] = {"prompt_tokens": len(request["input_ids"])}
     wanted |= {name: source[name] for name in source if name in _FIRST_ATTEMPT or name.startswith("input_")}
     for at, value in enumerate(values):

@@ -137,6 +137,6 @@ class Prefilled:
         decode, joined = meta.pop(name), None
         if prompt is not None and tokens is not None:
             rows = replay.rows(prompt + tokens)
-            joined = self._codec.join(name, prefill, decode, min(replay.rows(prompt + 1), rows), rows)
+            joined = self._codec.join(name, prefill, decode, replay.rows(prompt + 1), rows)
         if joined is not None:
             meta[name] = joined
