@@ -47,8 +47,9 @@ class AttemptRecord:
     ended: float = 0.0
     first_token: float | None = None
     last_token: float | None = None
-    #: The id of the worker that computed the prompt for it, where that is another one.
+    #: Id and URL of the worker that computed the prompt for it, where that is another one.
     prefill: str | None = None
+    prefill_url: str | None = None
     #: The failure's kind, "left" if it was given up without one (client gone, abort); None if it ended well.
     cause: str | None = "left"
     #: The failure in our own words; an engine's may quote the prompt.
@@ -67,6 +68,7 @@ class AttemptRecord:
             "worker": self.worker,
             "url": self.url,
             "prefill": self.prefill,
+            "prefill_url": self.prefill_url,
             "rid": self.rid,
             "started": self.started - since,
             "first_token": None if self.first_token is None else self.first_token - since,

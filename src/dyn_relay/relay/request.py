@@ -226,7 +226,8 @@ class LogicalRequest:
                 trial.token()
                 choice.progressed(record.resumed_from)
 
-            record.prefill = leg.worker.id if leg is not None else None
+            if leg is not None:
+                record.prefill, record.prefill_url = leg.worker.id, leg.worker.url
             rank = choice.candidates.rank(target)
             attempt = self._current = Attempt(
                 *(context, exchange, self._downstream, target, rank, record.rid, on_token),

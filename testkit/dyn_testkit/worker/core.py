@@ -81,6 +81,8 @@ class MockWorker:
         self.aborts: list[dict[str, Any]] = []
         #: As `Scheduler.made`, over all its lives.
         self.made: dict[str, list[tuple[str, int, int]]] = {}
+        #: As `Scheduler.left`.
+        self.left: dict[str, float] = {}
         #: Connections accepted so far; requests whose client went away before the answer was out.
         self.dialled = 0
         self.disconnects = 0
@@ -112,7 +114,8 @@ class MockWorker:
         self.model_path = self.options.model_path
         kv = self.options.kv_events
         self.kv_logs = [KvLog(rank, kv, self.kv_faults) for rank in range(self.options.dp_size)] if kv else []
-        self.scheduler = Scheduler(self.options, made=self.made, pages=[log.cache for log in self.kv_logs])
+        pages = [log.cache for log in self.kv_logs]
+        self.scheduler = Scheduler(self.options, made=self.made, left=self.left, pages=pages)
         self._bootstrap: BootstrapServer | None = None
         rooms = Rooms(self._reach)
         if self.options.disaggregation == "prefill":
