@@ -211,7 +211,10 @@ class SglangExchange(Reader):
             self._fault = found
             self._stop(found.end(self.attempt_tokens), found.message)
             return b""
-        return self._read(held, now)
+        out = self._read(held, now)
+        if held and self._as_is and not self.streaming:
+            self._pass_on(prefilled.newest)
+        return out
 
     def stall_allowance(self) -> float:
         """Seconds that the asked-for cadence explains."""
@@ -243,11 +246,16 @@ class SglangExchange(Reader):
                 self._stop(End.GARBAGE, f"the answer is not JSON: {exc}")
                 return
             self.feed(((b"", data), (b"", DONE)), now)
-            own = self._attempt.rid == self.rid and not self._attempt.base and not self._request.hides_prompt
-            if self.end is End.FINISHED and (own or self._as_is):
-                self._whole = Answer(200, data, self._content_type)
+            prefilled = self._attempt.prefilled
+            self._pass_on(prefilled.newest or data if prefilled is not None else data)
             return
         self._stop(End.GARBAGE, f"status {self._status}, {self._content_type.decode('latin-1')}")
+
+    def _pass_on(self, data: bytes) -> None:
+        """A worker's whole answer is the client's, if nothing in it has to be another one's."""
+        own = self._attempt.rid == self.rid and not self._attempt.base and not self._request.hides_prompt
+        if self.end is End.FINISHED and (own or self._as_is):
+            self._whole = Answer(200, data, self._content_type)
 
     def _refused(self, answer: Answer) -> None:
         self._whole = answer

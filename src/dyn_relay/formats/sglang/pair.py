@@ -58,7 +58,7 @@ def inputs_of(request: Request) -> Sequence[str]:
 class Prefilled:
     """The prefill worker's part in an answer. Events of the decode worker wait for it, if they need it."""
 
-    __slots__ = ("_codec", "_held", "_names", "_parts", "_replays")
+    __slots__ = ("_codec", "_held", "_names", "_parts", "_replays", "newest")
 
     def __init__(self, names: Sequence[str], replays: Mapping[str, Replay], codec: Codec) -> None:
         """`names`: what of `meta_info` is the prefill worker's alone; `replays`: rows that both have a part of."""
@@ -68,6 +68,8 @@ class Prefilled:
         #: By the answer's number in a batch; None until it is there.
         self._parts: list[Fields] | None = None
         self._held: list[Event] = []
+        #: What was made of the newest event; empty if nothing had to be.
+        self.newest = b""
 
     @property
     def waits(self) -> bool:
@@ -112,8 +114,10 @@ class Prefilled:
             return event
         if data[:1] == b"[":
             answers = [self._with(row, at) for at, row in enumerate(read_rows(data))]
-            return b"", bytes(raw(answers))
-        return b"", bytes(self._with(Raw(data), -1))
+            self.newest = bytes(raw(answers))
+        else:
+            self.newest = bytes(self._with(Raw(data), -1))
+        return b"", self.newest
 
     def _with(self, data: Raw, index: int) -> Raw:
         """An answer with the prompt's metadata; it is the `index`-th of a batch, -1: it says itself which one."""
