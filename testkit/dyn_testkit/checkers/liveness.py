@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dyn_testkit import fold
-from dyn_testkit.checkers.base import Finding, explained, in_effect, prompt_of
+from dyn_testkit.checkers.base import Finding, explained, in_effect, places, prompt_of
 from dyn_testkit.history import History, Record
 
 #: Seconds between the sending of a request and the beginning of its row, at most.
@@ -100,11 +100,11 @@ def _unexplained(row: Mapping[str, Any], history: History) -> str:
     unsent = all(attempt["cause"] in UNSENT for attempt in attempts)
     if row["error"] in ALONE and (row["migratable"] or unsent):
         ended = began + row["duration"]
-        tried = {attempt["url"] for attempt in attempts}
+        tried = {url for attempt in attempts for url in places(attempt)}
         kept = {fault.target for fault in history.faults if in_effect(fault, ended, ended, history.run.aftermath)}
-        left = sorted(set(history.run.workers) - tried - kept)
-        if left:
-            return f"gave up without asking {left[0]}, which nothing had befallen"
+        left = [sorted(set(role) - tried - kept) for role in (history.run.workers, history.run.prefills) if role]
+        if all(left):  # of pairs, one of each
+            return f"gave up without asking {left[0][0]}, which nothing had befallen"
     return "" if attempts or history.faults else "gave up without an attempt"
 
 

@@ -46,11 +46,12 @@ def _freed(history: History) -> Iterator[Finding]:
         arrivals[arrival.worker, str(arrival.body.get("rid") or "")].append(arrival)
     for row in history.rows:
         for attempt in row["attempts"]:
-            ended = row["time"] - history.run.began + attempt["ended"]
+            began = row["time"] - history.run.began
+            ended = began + attempt["ended"]
             for url in places(attempt) if attempt["cause"] is not None else ():
-                named = arrivals[url, attempt["rid"]]
+                named = [each for each in arrivals[url, attempt["rid"]] if began + attempt["started"] <= each.at <= ended]
                 if len(named) != 1 or any(_cannot_hear(fault, url, ended) for fault in history.faults):
-                    continue  # nothing came, or what is not continued came twice, by one name
+                    continue  # nothing came, or nothing is sure
                 [arrival] = named
                 if arrival.left is None or arrival.left > ended + SOON + ROUNDING:
                     took = "for ever" if arrival.left is None else f"for {arrival.left - ended:.1f} s"
