@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import Finding, failed_at
+from dyn_testkit.checkers.base import Finding, failed_at, places
 from dyn_testkit.history import History
 
 #: Ends of an attempt that say nothing about its worker: the request may stay.
@@ -18,14 +18,17 @@ def check(history: History) -> Iterator[Finding]:
         return
     for row in history.rows:
         excluded: set[str] = set()
+        #: One of each two has failed; the row does not tell which one.
+        doubtful: set[str] = set()
         for attempt in row["attempts"]:
-            rest = {role: workers - excluded for role, workers in roles.items() if attempt.get(role)}
+            rest = {role: workers - excluded - doubtful for role, workers in roles.items() if attempt.get(role)}
             for role, others in rest.items():
                 if attempt[role] in excluded and others:
                     what = f"attempt {attempt['number']} is {attempt[role]}'s again, not {', '.join(sorted(others))}"
                     yield Finding(row["rid"], "exclusion", what)
             if not all(rest.values()):
                 excluded.clear()  # another lap
+                doubtful.clear()
             failed = failed_at(attempt)
-            if attempt["cause"] not in _STAYS and failed is not None:
-                excluded.add(failed)
+            if attempt["cause"] not in _STAYS:
+                (doubtful if failed is None else excluded).update([failed] if failed else places(attempt))

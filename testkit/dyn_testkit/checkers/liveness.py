@@ -95,10 +95,11 @@ def _unexplained(row: Mapping[str, Any], history: History) -> str:
         return f"gave up after {len(attempts)} attempts"
     if row["error"] == "suspected_poison" and sum(_died(attempt) for attempt in attempts) < DEATHS:
         return "is said to kill workers, and did not"
-    if row["migratable"] and row["error"] not in FAIR:
+    alone = ALONE | ({"no_fit_worker"} if history.run.prefills else set())  # told of workers of the other role
+    if row["migratable"] and row["error"] not in FAIR | alone:
         return f"gave up for {row['error']}, which no fault brings about"
     unsent = all(attempt["cause"] in UNSENT for attempt in attempts)
-    if row["error"] in ALONE and (row["migratable"] or unsent):
+    if row["error"] in alone and (row["migratable"] or unsent):
         ended = began + row["duration"]
         tried = {url for attempt in attempts for url in places(attempt)}
         kept = {fault.target for fault in history.faults if in_effect(fault, ended, ended, history.run.aftermath)}

@@ -49,12 +49,14 @@ def _freed(history: History) -> Iterator[Finding]:
             began = row["time"] - history.run.began
             ended = began + attempt["ended"]
             for url in places(attempt) if attempt["cause"] is not None else ():
-                named = [each for each in arrivals[url, attempt["rid"]] if began + attempt["started"] <= each.at <= ended]
+                since, until = began + attempt["started"], ended + SOON
+                named = [each for each in arrivals[url, attempt["rid"]] if since <= each.at <= until]
                 if len(named) != 1 or any(_cannot_hear(fault, url, ended) for fault in history.faults):
                     continue  # nothing came, or nothing is sure
                 [arrival] = named
-                if arrival.left is None or arrival.left > ended + SOON + ROUNDING:
-                    took = "for ever" if arrival.left is None else f"for {arrival.left - ended:.1f} s"
+                over = max(ended, arrival.at)
+                if arrival.left is None or arrival.left > over + SOON + ROUNDING:
+                    took = "for ever" if arrival.left is None else f"for {arrival.left - over:.1f} s"
                     what = f"{url} was at work on attempt {attempt['number']} {took} after its end ({attempt['cause']})"
                     yield Finding(row["rid"], "pairs", what)
 

@@ -83,7 +83,8 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
                 patience=plan.patience,
                 notice=_notice(config),
                 inhibited=config.inhibited_duration_secs,
-                silence=AFTERMATH + config.stall_timeout_secs,
+                # The silence of a decode worker counts from when its prefill worker has answered.
+                silence=(2 if prefills else 1) * AFTERMATH + config.stall_timeout_secs,
             )
             history.rows = [dict(row) for row in world.router.rows]
             history.arrivals = _arrivals(world)
@@ -179,8 +180,9 @@ def _arrivals(world: World) -> list[Arrival]:
 
 def _left(worker: MockWorker, body: Mapping[str, Any], at: float) -> float | None:
     """When it was done with it: at once, if that came to nothing; None if it is at work on it still."""
-    rid = body.get("rid", "")
-    return None if rid in worker.scheduler.live else worker.left.get(rid, at)
+    name = body.get("rid", ""), body.get("bootstrap_room")
+    live = {(one.job.rid, one.job.bootstrap_room) for one in worker.scheduler.live.values()}
+    return None if name in live else worker.left.get(name, at)
 
 
 def _orders(world: World) -> list[Order]:

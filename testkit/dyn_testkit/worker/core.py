@@ -82,7 +82,7 @@ class MockWorker:
         #: As `Scheduler.made`, over all its lives.
         self.made: dict[str, list[tuple[str, int, int]]] = {}
         #: As `Scheduler.left`.
-        self.left: dict[str, float] = {}
+        self.left: dict[tuple[str, int | None], float] = {}
         #: Connections accepted so far; requests whose client went away before the answer was out.
         self.dialled = 0
         self.disconnects = 0

@@ -57,8 +57,8 @@ class Scheduler:
     pages: list[KvCache] = field(default_factory=list)
     #: Requests that have ended, by rid: which weights made their tokens, (version, start, end).
     made: dict[str, list[tuple[str, int, int]]] = field(default_factory=dict)
-    #: When requests have ended, by rid; seconds of trio's clock.
-    left: dict[str, float] = field(default_factory=dict)
+    #: When requests have ended, by rid and bootstrap room; seconds of trio's clock.
+    left: dict[tuple[str, int | None], float] = field(default_factory=dict)
     #: What it does with a request that has passed its checks; None: all of it.
     leg: Leg | None = None
     _changed: trio.Event = field(default_factory=trio.Event)
@@ -88,7 +88,7 @@ class Scheduler:
 
     def leave(self, live: Live) -> None:
         """Forget a request."""
-        self.left[live.job.rid] = trio.current_time()
+        self.left[live.job.rid, live.job.bootstrap_room] = trio.current_time()
         self.made[live.job.rid] = [(version, start, end) for version, start, end in live.versions]
         if self.live.get(live.job.rid) is live:
             del self.live[live.job.rid]
