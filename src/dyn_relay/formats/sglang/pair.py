@@ -19,7 +19,7 @@ from dyn_relay.formats.sglang.continuation import BOOTSTRAP, placed
 from dyn_relay.formats.sglang.events import DONE, Fault, Kind, fault, kind, whole_decoder
 from dyn_relay.formats.sglang.replay import Replay
 from dyn_relay.formats.sglang.request import ABSENT, Request
-from dyn_relay.formats.sglang.wire import Fields, Foreign, number, raw, read, read_fields, read_rows
+from dyn_relay.formats.sglang.wire import Fields, Foreign, NotJson, number, raw, read, read_fields, read_rows
 
 #: What only the prefill worker knows of the prompt, under `meta_info`.
 INPUTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
@@ -79,6 +79,8 @@ class Prefilled:
         if not self._names and not self._replays:
             return events
         if self._parts is None:
+            if not self._held and _fails(events):
+                return events
             self._held += events
             return ()
         return [self._merged(event) for event in events]
@@ -140,3 +142,21 @@ class Prefilled:
             joined = self._codec.join(name, prefill, decode, min(replay.rows(prompt + 1), rows), rows)
         if joined is not None:
             meta[name] = joined
+
+
+def _fails(events: Sequence[Event]) -> bool:
+    """Do the decode worker's first events say that there is no answer, for which nobody has to wait?
+
+    The prefill worker is not told that the decode worker has failed: it may wait for that for minutes.
+    """
+    for _, data in events:
+        if data in (b"", DONE) or data[:1] == b"[":
+            continue
+        try:
+            if kind(read(whole_decoder, data)) in (Kind.ERROR, Kind.ABORT_ECHO):
+                return True
+        except NotJson:
+            return True
+        except Foreign:
+            continue
+    return False
