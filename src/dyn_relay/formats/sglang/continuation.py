@@ -155,15 +155,16 @@ def later(request: Request, traits: Traits, rid: str, ids: array[int], place: Fi
     return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
 
 
-def rows_alone(request: Request, rid: str, ids: array[int], place: Fields) -> bytes:
-    """For the rows to replay of an answer that has all its tokens: nothing is generated.
+def rows_alone(request: Request, rid: str, ids: array[int], place: Fields, *, budget: int = 0) -> bytes:
+    """For the rows to replay of an answer that has all its tokens: nothing is generated that anybody wants.
 
     Of a budget of 0 SGLang 0.5.23 goes through the prompt, and tells its rows but the last, as of any other sequence.
+    A pair cannot but make one token: there the last one is made again (`budget` 1), and the rows are the same.
     """
-    prompt = _sequence(request, ids)
+    prompt = _sequence(request, ids[: len(ids) - budget])
     fields: Fields = {"stream": TRUE, "rid": raw(rid), "input_ids": prompt, "return_logprob": raw(False)}
     fields |= place
-    sampling: Fields = {"max_new_tokens": raw(0), "min_new_tokens": raw(0)}
+    sampling: Fields = {"max_new_tokens": raw(budget), "min_new_tokens": raw(0)}
     return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
 
 

@@ -182,7 +182,7 @@ class SglangExchange(Reader):
         if self._as_is:
             return Outbound(request.method, PATH, continuation.whole(request, place), request.content_type)
         if self._owed_finish:
-            body = continuation.rows_alone(request, attempt.rid, ids, place)
+            body = continuation.rows_alone(request, attempt.rid, ids, place, budget=int(attempt.prefilled is not None))
         elif attempt.number == 0:
             body = continuation.first(request, traits, attempt.rid, place)
         else:
@@ -326,8 +326,10 @@ class SglangExchange(Reader):
         if kind(event) is Kind.ERROR:
             self._fail(fault(event), data, whole)
             return ()
-        meta = meta_of(data)
-        if kind(event) is not Kind.FINISH or total_of(event) or plain(meta["id"]) != self._attempt.rid:
+        meta, again = meta_of(data), self._attempt.prefilled is not None
+        if again and kind(event) is Kind.PROGRESS:
+            return ()
+        if kind(event) is not Kind.FINISH or total_of(event) != again or plain(meta["id"]) != self._attempt.rid:
             raise ValueError("more than the rows that it was asked for")
         assert event.meta_info is not None
         if not self._may_follow(event.meta_info.weight_version):

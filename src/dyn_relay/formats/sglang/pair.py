@@ -66,7 +66,7 @@ class Prefilled:
         self._replays = replays
         self._codec = codec
         #: By the answer's number in a batch; None until it is there.
-        self._parts: list[Fields] | None = None
+        self._parts: dict[int, Fields] | None = None
         self._held: list[Event] = []
 
     @property
@@ -90,18 +90,19 @@ class Prefilled:
 
         Raises as events that cannot be read.
         """
-        parts: list[Fields] = []
+        parts: dict[int, Fields] = {}
         wanted = (*self._names, *self._replays)
         for body in bodies:
             if body == DONE:
                 continue
             answers = [bytes(row) for row in read_rows(body)] if body[:1] == b"[" else [body]
-            for answer in answers:
+            for at, answer in enumerate(answers):
                 event = read(whole_decoder, answer)
                 if kind(event) is Kind.ERROR:
                     return fault(event), ()
                 meta = read_fields(read_fields(answer)["meta_info"])
-                parts.append({name: meta[name].copy() for name in wanted if name in meta})
+                part = parts.setdefault(at if event.index is None else event.index, {})
+                part |= {name: meta[name].copy() for name in wanted if name in meta}
         if not parts:
             raise Foreign("the prefill worker's answer is empty")
         self._parts = parts
@@ -126,7 +127,7 @@ class Prefilled:
         if index < 0:
             index = int(bytes(fields["index"])) if "index" in fields else 0
         meta = read_fields(fields["meta_info"])
-        part = self._parts[index] if index < len(self._parts) else {}
+        part = self._parts.get(index, {})
         meta |= {name: part[name] for name in self._names if name in meta and name in part}
         for name, replay in self._replays.items():
             if name in meta:
