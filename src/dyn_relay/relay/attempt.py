@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import trio
@@ -273,7 +274,10 @@ class Attempt:
         if leg.answer is None:
             # Once decode has given a token, the cache was handed over, and it needs nobody.
             needless = exchange.attempt_tokens > 0 and not exchange.waits_for_prefill
-            return None if needless else leg.failure
+            if needless or leg.failure is None:
+                return None
+            silent = leg.failure.kind in (Kind.FIRST_TOKEN, Kind.STALL)
+            return replace(leg.failure, beside=self._target.id) if silent else leg.failure
         rest = reader.beside(leg.answer, leg.events)
         if rest:
             await self._downstream.send(rest)

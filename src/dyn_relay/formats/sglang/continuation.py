@@ -109,7 +109,7 @@ def placed(traits: Traits, rank: int | None) -> Fields:
 
 def whole(request: Request, place: Fields) -> bytes:
     """Any attempt of a request that is not migratable: the client's body, at a `place`, unless it is no JSON."""
-    return request.given(place, PLACES) if request.fields else request.body
+    return request.given(place, _replaced(place)) if request.fields else request.body
 
 
 def first(request: Request, traits: Traits, rid: str, place: Fields) -> bytes:
@@ -118,7 +118,7 @@ def first(request: Request, traits: Traits, rid: str, place: Fields) -> bytes:
     A text's ids are asked for. `place`: what says where it is to run, instead of the client's own fields.
     """
     fields = dict(place)
-    drop = PLACES if fields else frozenset()
+    drop = _replaced(place)
     if request.rid != rid or not request.stream:
         fields["rid"] = raw(rid)
     if request.stream and not request.hides_prompt:
@@ -189,6 +189,11 @@ def holds(request: Request, traits: Traits) -> bool:
     return (
         request.prompt_tokens <= traits.max_input and request.prompt_tokens + asked <= traits.max_input + _BELOW_CONTEXT
     )
+
+
+def _replaced(place: Fields) -> frozenset[str]:
+    """What of the client's own does not stand beside a `place`: if that names ranks, whichever it named itself."""
+    return PLACES if PLACES & place.keys() else frozenset()
 
 
 def _sequence(request: Request, ids: array[int]) -> Raw:

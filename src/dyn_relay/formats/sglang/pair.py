@@ -25,14 +25,15 @@ from dyn_relay.formats.sglang.wire import Fields, Foreign, NotJson, number, raw,
 INPUTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
 
 
-def legs(request: Request, pairing: Pairing, decode: Fields) -> tuple[Fields, Fields]:
+def legs(request: Request, pairing: Pairing, decode: Fields, pinned: int | None) -> tuple[Fields, Fields]:
     """What the decode worker's request has beside its rank's fields, `decode`, and what the prefill worker's has.
 
-    A batch names a room for each of its prompts.
+    A batch names a room for each of its prompts. `pinned`: the rank that the client's own body names to both, if any:
+    a decode worker that is not told where the prompt is looks where the room says, and waits there for its timeout.
     """
     want = asked(request)
     fields: Fields = {}
-    if not BOOTSTRAP & request.fields.keys():
+    if all(request.value(name) in (ABSENT, None) for name in BOOTSTRAP):
         rooms = [pairing.room() for _ in range(want.prompts)]
         many = want.several
         fields = {
@@ -41,7 +42,9 @@ def legs(request: Request, pairing: Pairing, decode: Fields) -> tuple[Fields, Fi
             "bootstrap_room": raw(rooms if many else rooms[0]),
         }
     if pairing.rank is None:
-        return {**decode, **fields}, fields
+        follows = pinned is not None and pinned >= 0 and request.value("disagg_prefill_dp_rank") in (ABSENT, None)
+        there: Fields = {"disagg_prefill_dp_rank": raw(pinned), **placed(pairing.traits, pinned)} if follows else {}
+        return {**decode, **there, **fields}, fields
     return (
         {**decode, "disagg_prefill_dp_rank": raw(pairing.rank), **fields},
         {**placed(pairing.traits, pairing.rank), **fields},
