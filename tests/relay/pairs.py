@@ -32,14 +32,17 @@ async def pairs(
     prefill: Sequence[FaultPlan | None] = (None, None),
     decode: Sequence[FaultPlan | None] = (None, None),
     options: WorkerOptions = STOCK,
+    weights: Sequence[str] = (),
     seed: int = 1,
     **config: Any,
 ) -> AsyncIterator[Pairs]:
-    """A proxy before `len(prefill)` and `len(decode)` mock workers, all ready."""
+    """A proxy before `len(prefill)` and `len(decode)` mock workers, all ready. `weights`: those of the decode ones."""
     network = SimNetwork(seed)
     async with open_fleet(network, "p{}", 30000) as fleet, open_fleet(network, "d{}", 30000) as others:
         prefills = await fleet(len(prefill), options=replace(options, disaggregation="prefill"), faults=list(prefill))
-        decodes = await others(len(decode), options=replace(options, disaggregation="decode"), faults=list(decode))
+        versions = weights or [options.weight_version] * len(decode)
+        each = [replace(options, disaggregation="decode", weight_version=version) for version in versions]
+        decodes = await others(len(decode), options=each, faults=list(decode))
         settings: dict[str, Any] = {"seed": seed, "log_level": "error", "pd_disaggregation": True} | config
         settings |= {"prefill": tuple(one.url for one in prefills), "decode": tuple(one.url for one in decodes)}
         async with open_relay(network, "proxy", 30000, (), **settings) as relay, background() as nursery:

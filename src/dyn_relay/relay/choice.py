@@ -83,10 +83,12 @@ class Choice:
     async def pair(self) -> Pair | None:
         """Targets for the next attempt, and the permit for it; None if nobody is left to ask. Raises as `_choose`."""
         while True:
-            prefill = await self._choose(self.prefills) if self.prefills is not None else None
-            if self.prefills is not None and prefill is None:
-                return None
-            target = await self._choose(self.candidates)
+            target, prefill = await self._choose(self.candidates), None
+            if target is not None and self.prefills is not None:
+                # Last: whoever computes the prompt dies of it, and nothing may come between choice and trial.
+                prefill = await self._choose(self.prefills)
+                if prefill is None:
+                    return None
             if target is None or self.recovery.permitted:
                 return Pair(target, prefill) if target is not None else None
             await self.wait(self.recovery.turn)

@@ -247,7 +247,7 @@ class LogicalRequest:
                     fleet.report(leg.worker, True)
                 self._current, self._last = None, attempt
                 return None
-            if failure.kind is Kind.INTERRUPTED:
+            if failure.kind is Kind.INTERRUPTED and self._resumes:
                 fleet.calm.disturb()
             blamed = attempt.blamed(failure)
             if failure.rule.penalty and not self.abort_wished:
@@ -399,6 +399,9 @@ class LogicalRequest:
             self.record.settle(self._exchange.delivered)
         if self.abort_wished:
             return True  # `_run` ends it
+        if failure.kind is Kind.INTERRUPTED and not self._resumes:
+            await ending.abort()
+            return False
         reason = self._forbids(failure)
         if not reason:
             self._choice.recovery.begin(failure)
@@ -411,6 +414,11 @@ class LogicalRequest:
         else:
             await ending.failed(reason, history)
         return False
+
+    @property
+    def _resumes(self) -> bool:
+        """What somebody has aborted at its engine goes on elsewhere."""
+        return self._context.config.on_abort == "resume"
 
     def _engine_has_spoken(self, failure: Failure, attempt: Attempt) -> bool:
         """A request that cannot be continued has failed in the engine's own words: the client gets these."""

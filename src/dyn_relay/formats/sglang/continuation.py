@@ -109,7 +109,7 @@ def placed(traits: Traits, rank: int | None) -> Fields:
 
 def whole(request: Request, place: Fields) -> bytes:
     """Any attempt of a request that is not migratable: the client's body, at a `place`, unless it is no JSON."""
-    return request.given(place, PLACES) if request.fields else request.body
+    return request.given(place, _replaced(place)) if request.fields else request.body
 
 
 def first(request: Request, traits: Traits, rid: str, place: Fields) -> bytes:
@@ -118,7 +118,7 @@ def first(request: Request, traits: Traits, rid: str, place: Fields) -> bytes:
     A text's ids are asked for. `place`: what says where it is to run, instead of the client's own fields.
     """
     fields = dict(place)
-    drop = PLACES if fields else frozenset()
+    drop = _replaced(place)
     if request.rid != rid or not request.stream:
         fields["rid"] = raw(rid)
     if request.stream and not request.hides_prompt:
@@ -155,15 +155,16 @@ def later(request: Request, traits: Traits, rid: str, ids: array[int], place: Fi
     return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
 
 
-def rows_alone(request: Request, rid: str, ids: array[int], place: Fields) -> bytes:
-    """For the rows to replay of an answer that has all its tokens: nothing is generated.
+def rows_alone(request: Request, rid: str, ids: array[int], place: Fields, *, budget: int = 0) -> bytes:
+    """For the rows to replay of an answer that has all its tokens: nothing is generated that anybody wants.
 
     Of a budget of 0 SGLang 0.5.23 goes through the prompt, and tells its rows but the last, as of any other sequence.
+    A pair cannot but make one token: there the last one is made again (`budget` 1), and the rows are the same.
     """
-    prompt = _sequence(request, ids)
+    prompt = _sequence(request, ids[: len(ids) - budget])
     fields: Fields = {"stream": TRUE, "rid": raw(rid), "input_ids": prompt, "return_logprob": raw(False)}
     fields |= place
-    sampling: Fields = {"max_new_tokens": raw(0), "min_new_tokens": raw(0)}
+    sampling: Fields = {"max_new_tokens": raw(budget), "min_new_tokens": raw(0)}
     return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
 
 
@@ -188,6 +189,11 @@ def holds(request: Request, traits: Traits) -> bool:
     return (
         request.prompt_tokens <= traits.max_input and request.prompt_tokens + asked <= traits.max_input + _BELOW_CONTEXT
     )
+
+
+def _replaced(place: Fields) -> frozenset[str]:
+    """What of the client's own does not stand beside a `place`: if that names ranks, whichever it named itself."""
+    return PLACES if PLACES & place.keys() else frozenset()
 
 
 def _sequence(request: Request, ids: array[int]) -> Raw:

@@ -57,6 +57,8 @@ _anything = msgspec.json.Decoder(Raw)
 
 #: Seconds that a token may take before its silence counts, for engines that were asked to say less.
 _SECONDS_A_TOKEN = 0.1
+#: Characters of an engine's words that a log line shows.
+_LINE = 200
 
 
 class SglangExchange(Reader):
@@ -82,6 +84,8 @@ class SglangExchange(Reader):
         self._as_is = False
         #: A worker's answer that was no stream.
         self._whole: Answer | None = None
+        #: The current attempt's worker has answered 200, in one piece.
+        self._one_piece = False
         #: The finish that was made here.
         self._local: tuple[Fields, Fields] | None = None
         #: The reason of one that is made as soon as its rows to replay are there; {} for none.
@@ -155,7 +159,7 @@ class SglangExchange(Reader):
         self._stops = self._rules.stops[traits.model, traits.text]
         hint = hinted(traits.incremental)
         pace = continuation.interval(request, traits, self.delivered) if self.verdict.migratable else 0
-        self._whole = None
+        self._whole, self._one_piece = None, False
         attempt = Attempt(number, rid, self.delivered, now, hint, pace)
         attempt.detokenizes = continuation.detokenizes(traits)
         attempt.deterministic, attempt.expected = traits.deterministic is True, traits.weight_version
@@ -163,7 +167,7 @@ class SglangExchange(Reader):
             before, ids = request.last_ids(CONTEXT), self._ledger.ids
             attempt.seam = Seam(request, before, ids, self._ledger.told, deltas=traits.incremental is True)
         self._begin(attempt)
-        if number == 0 and rank == self.pinned:
+        if number == 0 and rank == self.pinned and pairing is None:
             rank = None  # the client's own body says so
         self._as_is = not self.verdict.migratable
         if self._owed_finish:
@@ -172,7 +176,7 @@ class SglangExchange(Reader):
         if pairing is not None:
             inputs = () if self.delivered else inputs_of(request)
             attempt.prefilled = Prefilled(inputs, self._ledger.replays, self._rules.codec)
-            place, prefill = legs(request, pairing, place)
+            place, prefill = legs(request, pairing, place, self.pinned if number == 0 else None)
             self.beside = self._outbound(pairing.traits, prefill)
         return self._outbound(traits, place)
 
@@ -182,7 +186,7 @@ class SglangExchange(Reader):
         if self._as_is:
             return Outbound(request.method, PATH, continuation.whole(request, place), request.content_type)
         if self._owed_finish:
-            body = continuation.rows_alone(request, attempt.rid, ids, place)
+            body = continuation.rows_alone(request, attempt.rid, ids, place, budget=int(attempt.prefilled is not None))
         elif attempt.number == 0:
             body = continuation.first(request, traits, attempt.rid, place)
         else:
@@ -211,10 +215,7 @@ class SglangExchange(Reader):
             self._fault = found
             self._stop(found.end(self.attempt_tokens), found.message)
             return b""
-        out = self._read(held, now)
-        if held and self._as_is and not self.streaming:
-            self._pass_on(prefilled.newest)
-        return out
+        return self._read(held, now)
 
     def stall_allowance(self) -> float:
         """Seconds that the asked-for cadence explains."""
@@ -245,22 +246,24 @@ class SglangExchange(Reader):
             except NotJson as exc:
                 self._stop(End.GARBAGE, f"the answer is not JSON: {exc}")
                 return
+            self._one_piece = True
             self.feed(((b"", data), (b"", DONE)), now)
-            prefilled = self._attempt.prefilled
-            self._pass_on(prefilled.newest or data if prefilled is not None else data)
             return
         self._stop(End.GARBAGE, f"status {self._status}, {self._content_type.decode('latin-1')}")
 
-    def _pass_on(self, data: bytes) -> None:
-        """A worker's whole answer is the client's, if nothing in it has to be another one's."""
+    def _read(self, events: Sequence[Event], now: float) -> bytes:
+        out = super()._read(events, now)
         own = self._attempt.rid == self.rid and not self._attempt.base and not self._request.hides_prompt
-        if self.end is End.FINISHED and (own or self._as_is):
-            self._whole = Answer(200, data, self._content_type)
+        aborted = self.end is End.ABORTED and self._as_is
+        if self._one_piece and (aborted or (self.end is End.FINISHED and (own or self._as_is))):
+            self._whole = Answer(200, events[0][1], self._content_type)
+        return out
 
     def _refused(self, answer: Answer) -> None:
         self._whole = answer
-        self.detail = _excerpt(answer.body)
-        self.end = Fault(answer.status, self.detail).end(0)
+        message = _message(answer.body)
+        self.detail = message[:_LINE]
+        self.end = Fault(answer.status, message).end(0)
         if answer.status == 503 and (self.streaming or self.verdict.migratable):
             self.end = End.BUSY  # a stream has its status before its first token, whatever the words
 
@@ -334,8 +337,10 @@ class SglangExchange(Reader):
         if kind(event) is Kind.ERROR:
             self._fail(fault(event), data, whole)
             return ()
-        meta = meta_of(data)
-        if kind(event) is not Kind.FINISH or total_of(event) or plain(meta["id"]) != self._attempt.rid:
+        meta, again = meta_of(data), self._attempt.prefilled is not None
+        if again and kind(event) is Kind.PROGRESS:
+            return ()
+        if kind(event) is not Kind.FINISH or total_of(event) != again or plain(meta["id"]) != self._attempt.rid:
             raise ValueError("more than the rows that it was asked for")
         assert event.meta_info is not None
         if not self._may_follow(event.meta_info.weight_version):
@@ -430,11 +435,11 @@ class SglangExchange(Reader):
         return None
 
 
-def _excerpt(data: bytes) -> str:
-    """A line for the log from an engine's error body, whatever its shape."""
+def _message(data: bytes) -> str:
+    """What an engine's error body says, whatever its shape."""
     try:
         fields = read_fields(data)
         found = error_object(fields["error"]).message if "error" in fields else str(plain(fields["message"]))
     except (ValueError, KeyError):
-        found = data[:200].decode("utf-8", "replace")
-    return found[:200]
+        found = data[:_LINE].decode("utf-8", "replace")
+    return found

@@ -19,20 +19,21 @@ from dyn_relay.formats.sglang.continuation import BOOTSTRAP, placed
 from dyn_relay.formats.sglang.events import DONE, Fault, Kind, fault, kind, whole_decoder
 from dyn_relay.formats.sglang.replay import Replay
 from dyn_relay.formats.sglang.request import ABSENT, Request
-from dyn_relay.formats.sglang.wire import Fields, Foreign, number, raw, read, read_fields, read_rows
+from dyn_relay.formats.sglang.wire import Fields, Foreign, NotJson, number, raw, read, read_fields, read_rows
 
 #: What only the prefill worker knows of the prompt, under `meta_info`.
 INPUTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
 
 
-def legs(request: Request, pairing: Pairing, decode: Fields) -> tuple[Fields, Fields]:
+def legs(request: Request, pairing: Pairing, decode: Fields, pinned: int | None) -> tuple[Fields, Fields]:
     """What the decode worker's request has beside its rank's fields, `decode`, and what the prefill worker's has.
 
-    A batch names a room for each of its prompts.
+    A batch names a room for each of its prompts. `pinned`: the rank that the client's own body names to both, if any:
+    a decode worker that is not told where the prompt is looks where the room says, and waits there for its timeout.
     """
     want = asked(request)
     fields: Fields = {}
-    if not BOOTSTRAP & request.fields.keys():
+    if all(request.value(name) in (ABSENT, None) for name in BOOTSTRAP):
         rooms = [pairing.room() for _ in range(want.prompts)]
         many = want.several
         fields = {
@@ -41,7 +42,9 @@ def legs(request: Request, pairing: Pairing, decode: Fields) -> tuple[Fields, Fi
             "bootstrap_room": raw(rooms if many else rooms[0]),
         }
     if pairing.rank is None:
-        return {**decode, **fields}, fields
+        follows = pinned is not None and pinned >= 0 and request.value("disagg_prefill_dp_rank") in (ABSENT, None)
+        there: Fields = {"disagg_prefill_dp_rank": raw(pinned), **placed(pairing.traits, pinned)} if follows else {}
+        return {**decode, **there, **fields}, fields
     return (
         {**decode, "disagg_prefill_dp_rank": raw(pairing.rank), **fields},
         {**placed(pairing.traits, pairing.rank), **fields},
@@ -58,7 +61,7 @@ def inputs_of(request: Request) -> Sequence[str]:
 class Prefilled:
     """The prefill worker's part in an answer. Events of the decode worker wait for it, if they need it."""
 
-    __slots__ = ("_codec", "_held", "_names", "_parts", "_replays", "newest")
+    __slots__ = ("_codec", "_held", "_names", "_parts", "_replays")
 
     def __init__(self, names: Sequence[str], replays: Mapping[str, Replay], codec: Codec) -> None:
         """`names`: what of `meta_info` is the prefill worker's alone; `replays`: rows that both have a part of."""
@@ -66,10 +69,8 @@ class Prefilled:
         self._replays = replays
         self._codec = codec
         #: By the answer's number in a batch; None until it is there.
-        self._parts: list[Fields] | None = None
+        self._parts: dict[int, Fields] | None = None
         self._held: list[Event] = []
-        #: What was made of the newest event; empty if nothing had to be.
-        self.newest = b""
 
     @property
     def waits(self) -> bool:
@@ -81,6 +82,8 @@ class Prefilled:
         if not self._names and not self._replays:
             return events
         if self._parts is None:
+            if not self._held and _fails(events):
+                return events
             self._held += events
             return ()
         return [self._merged(event) for event in events]
@@ -90,18 +93,19 @@ class Prefilled:
 
         Raises as events that cannot be read.
         """
-        parts: list[Fields] = []
+        parts: dict[int, Fields] = {}
         wanted = (*self._names, *self._replays)
         for body in bodies:
             if body == DONE:
                 continue
             answers = [bytes(row) for row in read_rows(body)] if body[:1] == b"[" else [body]
-            for answer in answers:
+            for at, answer in enumerate(answers):
                 event = read(whole_decoder, answer)
                 if kind(event) is Kind.ERROR:
                     return fault(event), ()
                 meta = read_fields(read_fields(answer)["meta_info"])
-                parts.append({name: meta[name].copy() for name in wanted if name in meta})
+                part = parts.setdefault(at if event.index is None else event.index, {})
+                part |= {name: meta[name].copy() for name in wanted if name in meta}
         if not parts:
             raise Foreign("the prefill worker's answer is empty")
         self._parts = parts
@@ -114,10 +118,8 @@ class Prefilled:
             return event
         if data[:1] == b"[":
             answers = [self._with(row, at) for at, row in enumerate(read_rows(data))]
-            self.newest = bytes(raw(answers))
-        else:
-            self.newest = bytes(self._with(Raw(data), -1))
-        return b"", self.newest
+            return b"", bytes(raw(answers))
+        return b"", bytes(self._with(Raw(data), -1))
 
     def _with(self, data: Raw, index: int) -> Raw:
         """An answer with the prompt's metadata; it is the `index`-th of a batch, -1: it says itself which one."""
@@ -128,7 +130,7 @@ class Prefilled:
         if index < 0:
             index = int(bytes(fields["index"])) if "index" in fields else 0
         meta = read_fields(fields["meta_info"])
-        part = self._parts[index] if index < len(self._parts) else {}
+        part = self._parts.get(index, {})
         meta |= {name: part[name] for name in self._names if name in meta and name in part}
         for name, replay in self._replays.items():
             if name in meta:
@@ -144,3 +146,21 @@ class Prefilled:
             joined = self._codec.join(name, prefill, decode, replay.rows(prompt + 1), rows)
         if joined is not None:
             meta[name] = joined
+
+
+def _fails(events: Sequence[Event]) -> bool:
+    """Do the decode worker's first events say that there is no answer, for which nobody has to wait?
+
+    The prefill worker is not told that the decode worker has failed: it may wait for that for minutes.
+    """
+    for _, data in events:
+        if data in (b"", DONE) or data[:1] == b"[":
+            continue
+        try:
+            if kind(read(whole_decoder, data)) in (Kind.ERROR, Kind.ABORT_ECHO):
+                return True
+        except NotJson:
+            return True
+        except Foreign:
+            continue
+    return False
