@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from typing import TypeVar
@@ -371,13 +372,15 @@ class LogicalRequest:
 
     def _leave(self) -> None:
         """Give the current attempt up: its worker, which may still live, is told to stop."""
+        for tell_it in self._farewells():
+            self._context.chores.start(tell_it)
+
+    def _farewells(self) -> list[Callable[[], Awaitable[object]]]:
         attempt, self._current = self._current, None
-        if attempt is None or not attempt.sent or not attempt.rid:
-            return
-        if not self._context.live.related(attempt.rid):  # a related one is not migratable, and kept its name
-            order = self._context.format.abort(attempt.rid)
-            for worker in attempt.at_work:
-                self._context.chores.start(partial(tell_if_alive, self._context, worker, order))
+        if attempt is None or not attempt.sent or not attempt.rid or self._context.live.related(attempt.rid):
+            return []  # a related one is not migratable, and kept its name
+        order = self._context.format.abort(attempt.rid)
+        return [partial(tell_if_alive, self._context, worker, order) for worker in attempt.at_work]
 
     # -- after a failure -------------------------------------------------------------------------------------------
 
@@ -385,7 +388,11 @@ class LogicalRequest:
         """Decide what a failure means; True if another attempt is to be made, else the request has ended."""
         attempt, ending = self._current, self._ending
         assert attempt is not None
-        if failure.rule.abort or attempt.paired:
+        if attempt.paired and not self._exchange.verdict.migratable:
+            # The next attempt has the same name, and may go to one of the two: it must not be taken for this one.
+            for tell_it in self._farewells():
+                await unless_gone(self._client, tell_it)
+        elif failure.rule.abort or attempt.paired:
             self._leave()
         self._current, self._last = None, attempt
         self._choice.budget = self._choice.budget.after(failure)

@@ -13,7 +13,7 @@ def check(history: History) -> Iterator[Finding]:
     aborted = {name_of(record) for record in history.records.values() if record.aborted is not None}
     for row in history.rows:
         for attempt in row["attempts"]:
-            if attempt["cause"] == "failed" and history.run.prefills and row["rid"] in aborted:
+            if attempt["cause"] in ("failed", "interrupted") and history.run.prefills and row["rid"] in aborted:
                 continue  # a leg that is aborted while it waits for the other one says 500 (SGLang 0.5.23)
             if attempt["cause"] not in INNOCENT and not explained(history, row, attempt):
                 what = f"attempt {attempt['number']} at {attempt['worker']} failed ({attempt['cause']})"

@@ -22,13 +22,13 @@ def check(history: History) -> Iterator[Finding]:
         doubtful: set[str] = set()
         for attempt in row["attempts"]:
             rest = {role: workers - excluded - doubtful for role, workers in roles.items() if attempt.get(role)}
-            for role, others in rest.items():
-                if attempt[role] in excluded and others:
-                    what = f"attempt {attempt['number']} is {attempt[role]}'s again, not {', '.join(sorted(others))}"
-                    yield Finding(row["rid"], "exclusion", what)
             if not all(rest.values()):
                 excluded.clear()  # another lap
                 doubtful.clear()
+            for role, others in rest.items():
+                if attempt[role] in excluded:
+                    what = f"attempt {attempt['number']} is {attempt[role]}'s again, not {', '.join(sorted(others))}"
+                    yield Finding(row["rid"], "exclusion", what)
             failed = failed_at(attempt)
             if attempt["cause"] not in _STAYS:
                 (doubtful if failed is None else excluded).update([failed] if failed else places(attempt))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from itertools import zip_longest
 
 from dyn_testkit.checkers.base import ROUNDING, Finding, places
 from dyn_testkit.history import Arrival, Fault, History
@@ -45,12 +45,14 @@ def _freed(history: History) -> Iterator[Finding]:
     for arrival in history.arrivals:
         arrivals[arrival.worker, str(arrival.body.get("rid") or "")].append(arrival)
     for row in history.rows:
-        for attempt in row["attempts"]:
+        for attempt, later in zip_longest(row["attempts"], row["attempts"][1:]):
             began = row["time"] - history.run.began
             ended = began + attempt["ended"]
             for url in places(attempt) if attempt["cause"] is not None else ():
                 since, until = began + attempt["started"], ended + SOON
-                named = [each for each in arrivals[url, attempt["rid"]] if since <= each.at <= until]
+                if later is not None and later["rid"] == attempt["rid"]:
+                    until = began + later["started"]
+                named = [each for each in arrivals[url, attempt["rid"]] if since <= each.at < until]
                 if len(named) != 1 or any(_cannot_hear(fault, url, ended) for fault in history.faults):
                     continue  # nothing came, or nothing is sure
                 [arrival] = named

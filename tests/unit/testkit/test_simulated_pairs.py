@@ -65,6 +65,31 @@ def test_each_leg_dies_in_each_phase_and_nobody_notices(role: str, kind: str) ->
     assert {record.done for record in ran.history.records.values()} == {True}
 
 
+def test_an_attempt_is_not_taken_for_the_one_before_it() -> None:
+    """What is not protected keeps its name: the order to drop its first attempt must not meet the second one."""
+    plan = one("error", PREFILL)
+    decode, _, *prefills = plan.workers
+    requests = [replace(request, body={**request.body, **_UNPROTECTED}) for request in plan.requests]
+    faults = [replace(fault, worker=1, duration=60.0) for fault in plan.faults]
+    alone = replace(plan, workers=(decode, *prefills), requests=tuple(requests), faults=tuple(faults), latency=0.05)
+    ran = run(alone)
+    assert ran.findings == []
+    assert met(ran.history)["an attempt ended by busy"] == 1
+
+
+_UNPROTECTED = {"sampling_params": {"max_new_tokens": 20, "temperature": 0, "frequency_penalty": 0.5}}
+
+
+def test_a_suspect_waits_for_a_prefill_worker_of_its_own() -> None:
+    """B2: whoever computes the prompt dies of it; nobody else may be there, whenever its decode worker is found."""
+    plan = one("kill_at_bootstrap", PREFILL)
+    decode, _, *prefills = plan.workers
+    faults = [PlannedFault("kill_at_bootstrap", worker, 15.0, 300.0, 0.3) for worker in (0, 2, 3)]
+    faults += [PlannedFault("stall", 1, 15.0, 60.0, 0.3)]
+    ran = run(replace(plan, faults=tuple(faults)))
+    assert [finding.check for finding in ran.findings] == []
+
+
 def test_every_phase_of_each_leg_is_a_goal() -> None:
     assert len(OF_PAIRS) == 2 * len(KINDS) - 1
     assert set(OF_PAIRS) <= set(goals_of(PAIRS))
