@@ -1,4 +1,4 @@
-"""The same requests to prefill/decode pairs through PyPI's `sglang-router` in its PD mode, and through us: what differs.
+"""The same requests to prefill/decode pairs through PyPI's `sglang-router` and through us: what differs.
 
     make compare-pd     # writes the tables of docs/pd.md
 
@@ -213,8 +213,8 @@ async def leavers(logs: Path, router: str) -> list[tuple[str, str, str]]:
                 for name, one in running.routers.items():
                     connection = await trio.open_tcp_stream(one.host, one.port)
                     sent = spelled(body, stream=stream)
-                    head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(sent)}"
-                    await connection.send_all(f"{head}\r\n\r\n".encode() + sent)
+                    head = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: "
+                    await connection.send_all(f"{head}{len(sent)}\r\n\r\n".encode() + sent)
                     await _until(running, idle=False)
                     if when != "at once":
                         await trio.sleep(1)

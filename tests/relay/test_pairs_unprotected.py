@@ -1,4 +1,4 @@
-"""Pairs answer what cannot be continued as they answer the rest: joined, whole, one answer of a batch after the other."""
+"""Pairs answer what cannot be continued as they answer the rest: joined, and whole; a batch, too."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from observed import OPTIONS, ORACLE, cases, hard, judged, prove, unpacked
+from observed import OPTIONS, ORACLE, asking, cases, hard, judged, prove, unpacked
 
 from dyn_relay.formats import catalog
 from dyn_testkit import faults, laws
@@ -46,6 +46,36 @@ def test_equivalence(level: ExchangeLevel) -> None:
         return seen
 
     prove(check, cases(), GOALS, hard(), examples=512)
+
+
+PAIRS = [
+    *("nothing happens", "another pair", "continued", "rows to replay", "stream", "unary", "one byte a read"),
+    *("prefill ended during the transfer", "prefill ended after the transfer", "decode ended after the transfer"),
+]
+
+
+def test_a_pair_answers_as_one_worker() -> None:
+    """Laws 1 and 5: the prompt's rows are prefill's, the rest decode's, whoever of the two ends, wherever."""
+    level = ExchangeLevel(catalog.make("sglang-zstd"), OPTIONS, prefills=OPTIONS)
+
+    def check(case: Case) -> Observed:
+        seen = level.observe(case)
+        laws.join(unpacked(seen), ORACLE)
+        return seen
+
+    prove(check, some.pairs(st.builds(asking, some.bodies(), st.integers(0, 4))), PAIRS, examples=512)
+
+
+@pytest.mark.parametrize("spoilt", ["prefill", "decode"])
+def test_a_pair_leaves_out_what_is_no_frame(spoilt: str) -> None:
+    """Law 5: never stale, and never half of it."""
+    bad = replace(OPTIONS, packing=lambda rows: rows)
+    whom = (OPTIONS, bad) if spoilt == "prefill" else (bad, OPTIONS)
+    level = ExchangeLevel(catalog.make("sglang-zstd"), whom[0], prefills=whom[1])
+    body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
+    for stream in (True, False):
+        seen = level.observe(Case(asking(json.dumps({**body, "stream": stream}).encode())))
+        laws.join(seen, ORACLE, ["routed_experts"])
 
 
 def test_snapshot_and_once(level: ExchangeLevel) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,34 @@ def test_rows_of_one_worker_are_not_compressed_again(lives: list[int]) -> None:
     meta = ask(lives, options, BODY).json()["meta_info"]
     whole = rows_of([len(lives)] * (3 + TOKENS - 1), "routed_experts")
     assert base64.b64decode(meta["routed_experts"], validate=True) == packed(whole) != zstd.compress(whole)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("lives", [[], [4]])
+def test_rows_of_a_pair_are_joined(lives: list[int], stream: bool) -> None:
+    """Law 5 through the whole proxy; after a cut, too: then another prefill worker computes all there was."""
+
+    async def run() -> Response:
+        network = SimNetwork(1)
+        plans = [FaultPlan.in_order([(at_token(tokens), CLOSE)]) for tokens in lives]
+        plans += [FaultPlan() for _ in range(2 - len(plans))]
+        plain = WorkerOptions(indexer_topk=True)
+        first, second = (replace(compressing(plain), disaggregation=role) for role in ("prefill", "decode"))
+        async with open_fleet(network, "p{}", 30000) as prefills, open_fleet(network, "d{}", 30000) as decodes:
+            computing = await prefills(2, options=first)
+            answering = await decodes(2, options=second, faults=plans)
+            config: dict[str, Any] = {"format": "sglang-zstd", "policy": "round_robin", "seed": 1, "log_level": "error"}
+            config |= {"prefill": tuple(one.url for one in computing), "decode": tuple(one.url for one in answering)}
+            async with open_relay(network, "proxy", 30000, (), pd_disaggregation=True, **config) as relay:
+                await relay.ready()
+                return await relay.ask(BODY | {"stream": stream})
+
+    response = trio.run(run, clock=MockClock(autojump_threshold=0))
+    meta = (fold(response.values(), "cumulative") if stream else response.json())["meta_info"]
+    oracle = Oracle(Model(), routed_experts=True, indexer_topk=True).answer(BODY)["meta_info"]
+    experts = zstd.decompress(base64.b64decode(meta["routed_experts"], validate=True))
+    assert experts == base64.b64decode(oracle["routed_experts"])
+    assert meta["indexer_topk"] == oracle["indexer_topk"]
 
 
 @pytest.fixture

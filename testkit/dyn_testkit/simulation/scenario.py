@@ -137,7 +137,18 @@ PAIRS = Scenario(
     workers=(2, 3),
     prefills=(2, 3),
     faults=(2, 9),
-    kinds=(*sorted(OF_PAIRS), "kill", "stall", "cut", "late_cut", "error", "partition", "reset", "leave", "abort_storm"),
+    kinds=(
+        *sorted(OF_PAIRS),
+        "kill",
+        "stall",
+        "cut",
+        "late_cut",
+        "error",
+        "partition",
+        "reset",
+        "leave",
+        "abort_storm",
+    ),
 )
 
 
