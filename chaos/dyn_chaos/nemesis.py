@@ -61,7 +61,7 @@ class Nemesis:
             due = trio.current_time() + (self.order.every or 0)
             self.busy(True)
             try:
-                await self.round()
+                await self.round(load_ended)
             finally:
                 self.busy(False)
             if self.order.every is None:
@@ -89,11 +89,13 @@ class Nemesis:
             nursery.cancel_scope.cancel()
         return come
 
-    async def round(self) -> None:
-        """Strike those that are chosen and, if the order says so, undo it."""
+    async def round(self, load_ended: trio.Event) -> None:
+        """Strike those that are chosen and, if the order says so, undo it. One of many rounds ends with the load."""
         chosen = await self._choose()
         try:
             for group in [[engine] for engine in chosen] if self.order.rolling else [chosen]:
+                if load_ended.is_set() and self.order.every is not None:
+                    return
                 for place, engine in enumerate(group):
                     await trio.sleep(self.order.gap if place else 0)
                     await self._strike(engine)

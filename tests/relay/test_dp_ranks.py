@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 
+from dyn_relay.fleet.worker import State
 from dyn_testkit import faults
 from dyn_testkit.client import fetch
 from dyn_testkit.faults import CLOSE, KILL_WORKER, STALL, FaultPlan, at_token, every, first, status
@@ -135,6 +136,40 @@ async def test_a_busy_rank_is_not_its_whole_worker(autojump_clock):
         assert judged(response, generate(), ORACLE) == []
         assert len(set(ranks(w.workers[0]))) == 3
         plan.verify()
+
+
+@pytest.mark.parametrize("state", ["busy", "suspect", "unready"])
+async def test_a_worker_whose_ranks_are_all_full_hides_nobody(autojump_clock, state):
+    """A8: W1 is ready, and both its queues are full; W2 is no ready worker, and takes the request all the same."""
+    full = FaultPlan.of(faults.Fault(faults.AT_HEAD, status(503, "0"), every))
+    settings = {"policy": "round_robin", "dp_aware": True, "health_check_interval_secs": 1000}
+    async with world(plans=[full, None], options=TWO, **settings) as w:
+        other = w.app.fleet.workers[1]
+        other.state, other.bad_probes = State(state), 2
+        for target in other.targets:
+            target.full_until = trio.current_time() + 60
+        response = await w.ask(generate())
+        assert judged(response, generate(), ORACLE) == []
+        assert ranks(w.workers[0]) == [0, 1]
+        assert counts(w) == [2, 1]
+
+
+async def test_what_was_moved_names_a_rank_of_its_new_worker(autojump_clock):
+    """O2: the worker whose rank its client had asked for is leaving, and no other one has a rank of that number."""
+    options = [WorkerOptions(tick=1.0, dp_size=count) for count in (4, 2)]
+    async with world(options=options, dp_aware=True) as w:
+        body, answers = generate(20, routed_dp_rank=3), []
+
+        async def client() -> None:
+            answers.append(judged(await w.ask(body), body, ORACLE))
+
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client)
+            await until(lambda: counts(w) == [1, 0])
+            await w.ask({}, "/workers/w1/drain?after=0")
+        assert answers == [[]]
+        assert ranks(w.workers[0]) == [3]
+        assert ranks(w.workers[1]) in ([0], [1])
 
 
 async def test_batches_and_other_unprotected_ones_go_to_a_rank(autojump_clock):

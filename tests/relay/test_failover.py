@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 
 import pytest
 import trio
 
+from dyn_relay.relay.budget import BACKOFF_CAP, AttemptBudget
+from dyn_relay.relay.failure import Failure, Kind, Phase
 from dyn_testkit import faults
 from dyn_testkit.faults import CLOSE, EMPTY_200, KILL_WORKER, RESET, STALL, FaultPlan, at_token, every, first, status
 from dyn_testkit.worker import WorkerOptions
@@ -101,6 +105,31 @@ async def test_when_all_are_busy_the_engine_speaks(autojump_clock):
         assert response.status == 503
         assert response.json()["message"] == "Injected status 503"
         assert [worker.state for worker in w.app.fleet.workers] == ["busy", "busy"]
+
+
+@pytest.mark.parametrize(("workers", "full"), [(20, False), (16, True)], ids=["20 refuse", "16 are busy"])
+async def test_who_finds_nobody_is_told_soon(autojump_clock, workers, full):
+    """A5, A8: all are asked, twice, and however many they are that takes no time."""
+    busy = [FaultPlan.of(faults.Fault(faults.AT_HEAD, status(503), every)) if full else None for _ in range(workers)]
+    async with world(plans=busy, health_check_interval_secs=1000) as w:
+        if not full:
+            for worker in w.workers:
+                worker.kill()
+        asked = trio.current_time()
+        assert (await w.ask(generate(stream=False))).status == 503
+        assert trio.current_time() - asked < 2
+        await w.quiet()
+        asked_of = Counter(attempt["worker"] for attempt in w.rows[0]["attempts"])
+        assert asked_of == {worker.id: 2 for worker in w.app.fleet.workers}
+
+
+def test_the_pause_after_a_loss_has_an_end():
+    """However many there were; and who has not taken the request is no loss."""
+    lost, busy = Failure(Kind.CUT, Phase.TOKENS, "w1", ""), Failure(Kind.BUSY, Phase.ANSWERED, "w2", "")
+    for losses in (1, 20, 10_000):
+        budget = AttemptBudget(migrations=20_000, history=(lost,) * losses)
+        assert 0 < budget.backoff(random.Random(1)) <= 1.5 * BACKOFF_CAP
+        assert budget.after(busy).backoff(random.Random(1)) == 0
 
 
 async def test_resumed_streams_spread(autojump_clock):

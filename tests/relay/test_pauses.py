@@ -169,6 +169,16 @@ async def test_a_pause_that_no_worker_obeys_is_none(autojump_clock):
         assert not w.app.fleet.paused
 
 
+async def test_the_end_of_a_pause_that_no_worker_obeys_is_none(autojump_clock):
+    """Whoever was let go on would meet engines that are paused still."""
+    async with world() as w:
+        assert (await order(w, "/pause_generation", {})).status == 200
+        for worker in w.workers:
+            worker.kill()
+        assert (await order(w, "/continue_generation", {})).status == 502
+        assert (await order(w, "/workers", method="GET")).json()["paused"] is True
+
+
 async def test_a_pause_with_on_abort_resume(autojump_clock):
     """What the pause has aborted waits, and goes on exactly when it is over: no limit is used, nobody is blamed."""
     async with world(options=SLOW, on_abort="resume", migration_limit=1) as w:

@@ -116,6 +116,33 @@ async def test_who_waits_for_a_permit_holds_no_lease(autojump_clock):
         assert w.metric("dyn_relay_retry_queue_depth") == 0
 
 
+async def test_a_worker_that_becomes_ready_brings_its_permits(autojump_clock):
+    """B8: W2 never gives its one continuation a token; the others go on as soon as W3 is there."""
+    hold = FaultPlan.of(Fault(at_token(0), STALL, first(1)))
+    settings = {"worker_urls": ["http://w1:30000"], "retry_permits": 1, "stall_timeout_secs": 0}
+    async with world(plans=[None, hold, None], options=WorkerOptions(tick=0.5), **settings) as w:
+        answers = []
+
+        async def client():
+            answers.append(judged(await w.ask(generate(40)), generate(40), ORACLE))
+
+        async with trio.open_nursery() as clients:
+            for _ in range(4):
+                clients.start_soon(client)
+            await until(lambda: len(w.app.live) == 4 and all(tokens(w)))
+            w.app.fleet.add(w.workers[1].url)
+            await w.ready()
+            w.workers[0].kill()
+            await hold.fired()
+            await until(lambda: w.app.fleet.workers[0].state == "dead")
+            assert w.metric("dyn_relay_retry_queue_depth") == 3
+            w.app.fleet.add(w.workers[2].url)
+            await until(lambda: len(answers) == 3)
+            assert w.metric("dyn_relay_retry_queue_depth") == 0
+            hold.release()
+        assert answers == [[]] * 4
+
+
 async def collect(answers, w, count):
     answers.update(await storm(w, count))
 

@@ -10,7 +10,7 @@ import trio
 from dyn_relay.app import App
 from dyn_relay.config import Config
 from dyn_relay.control.siblings import Siblings
-from dyn_relay.control.totals import summed
+from dyn_relay.control.totals import Pages, summed
 from dyn_testkit.background import background
 from dyn_testkit.client import fetch
 from dyn_testkit.faults import RESET, STALL, Fault, FaultPlan, at_token, every
@@ -307,10 +307,12 @@ async def test_a_pause_holds_at_all(autojump_clock, tmp_path):
             relays[2] = await start(2, replacement=True)
             for relay in relays:
                 assert (await relay.ask(None, "/ready")).status == 503
+                assert (await relay.ask(None, "/workers")).json()["paused"] is True
                 nursery.start_soon(client, relay)
             await trio.sleep(30)
             assert answers == []
             assert (await relays[1].ask({}, "/continue_generation")).status == 200
+            assert (await relays[2].ask(None, "/workers")).json()["paused"] is False
         assert answers == [[]] * 3
         for worker in workers:
             assert (told(worker, "/pause_generation"), told(worker, "/continue_generation")) == (1, 1)
@@ -358,6 +360,42 @@ async def test_a_drain_moves_the_requests_of_all(autojump_clock, tmp_path):
         assert answers == [[]] * 3
 
 
+async def test_a_worker_is_taken_back_by_all(autojump_clock, tmp_path):
+    """By its name, also where it had been forgotten at once, since none of its requests was there."""
+    async with processes(tmp_path, options=WorkerOptions(tick=1.0), policy="round_robin") as (relays, workers, _, _):
+        url = workers[0].url
+        name = relays[0].app.fleet.get(url).id
+        answers = []
+
+        async def client():
+            answers.append(judged(await relays[0].ask(generate(30)), generate(30), ORACLE))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client)
+            await until(lambda: workers[0].live)
+            assert (await relays[1].ask(None, f"/workers/{name}", method="DELETE")).status == 202
+            assert [relay.app.fleet.get(url) is None for relay in relays] == [False, True, True]
+            answer = await relays[2].ask({"url": url}, f"/workers/{name}", method="PUT")
+            assert (answer.status, answer.json()["id"]) == (202, name)
+            for relay in relays:
+                await relay.ready()
+                assert relay.app.fleet.get(name).url == url
+            other = await relays[2].ask({"url": workers[1].url}, "/workers/w0123456789", method="PUT")
+            assert other.status == 404
+        assert answers == [[]]
+
+
+async def test_new_weights_are_known_to_all_soon(autojump_clock, tmp_path):
+    """H: one has told the workers; each list says what they have now."""
+    async with processes(tmp_path) as (relays, workers, _, _):
+        order = {"new_version": "9", "abort_all_requests": False}
+        assert (await relays[0].ask(order, "/update_weight_version")).status == 200
+        await trio.sleep(2)
+        for relay in relays:
+            found = (await relay.ask(None, "/workers")).json()["workers"]
+            assert [worker["weight_version"] for worker in found] == ["9"] * len(workers)
+
+
 async def test_strangers_find_no_inner_door(autojump_clock, tmp_path):
     """What is private answers for one process, without a key; the public port asks for it."""
     async with processes(tmp_path, count=2, admin_api_key="k") as (relays, _, _, network):
@@ -402,3 +440,10 @@ g{y="a b"} 2.0
         'g{y="a b"}': 4,
         'g{y="c"}': 2,
     }
+
+
+def test_a_page_that_cannot_be_kept_is_told_all_the_same(tmp_path):
+    """The disk is full, say: nobody's scrape fails for it."""
+    pages = Pages(tmp_path / "gone", 0, 1)
+    pages.keep(b"a 1\n")
+    assert b"process_up" in pages.total({pages.name: b"a 1\n"})

@@ -11,10 +11,13 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+import structlog
 from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger("totals")
 
 #: Of what the sum would mean nothing.
 FOLDS: dict[str, Callable[[float, float], float]] = {
@@ -37,10 +40,13 @@ class Pages:
         self._directory = directory
 
     def keep(self, page: bytes) -> None:
-        """This is told now."""
+        """This is told now. A page that cannot be written down will be missing once the process is."""
         draft = self._directory / f".{self.name}"
-        draft.write_bytes(page)
-        draft.replace(self._directory / f"page-{self.name}")
+        try:
+            draft.write_bytes(page)
+            draft.replace(self._directory / f"page-{self.name}")
+        except OSError as exc:
+            log.warning("a page of metrics is not kept", error=str(exc))
 
     def total(self, living: Mapping[str, bytes]) -> bytes:
         """The page for all: `living` by name are those that answer, the others' counters are as they told them."""

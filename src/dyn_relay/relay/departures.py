@@ -47,6 +47,9 @@ class Departures:
             await fleet.look()  # nobody is to be moved to one that has died unnoticed
             while fleet.leaving(worker):
                 for request in [one for one in self._live if one.movable(worker)]:
+                    if request.permitted:  # it waits for its first token there: it needs no second one
+                        request.move(worker)
+                        continue
                     place = self._permits.join()
                     try:
                         await place.turn.wait()

@@ -64,6 +64,11 @@ class Recovery:
             self._place = self._context.permits.join()
         return self._place.turn.is_set()
 
+    @property
+    def holds(self) -> bool:
+        """It has a permit."""
+        return self._place is not None and self._place.turn.is_set()
+
     async def turn(self) -> None:
         """Return when `permitted`."""
         assert self._place is not None
@@ -76,7 +81,7 @@ class Recovery:
 
     def pause(self) -> None:
         """The request waits for something: if it has a permit, another can use it. A place in the queue is kept."""
-        if self._place is not None and self._place.turn.is_set():
+        if self.holds:
             self.release()
 
     def release(self) -> None:

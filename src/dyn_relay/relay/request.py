@@ -330,14 +330,24 @@ class LogicalRequest:
         attempt = self._current
         return attempt is not None and attempt.worker is worker and self._movable(attempt)
 
-    def move(self, worker: Worker, permit: Place) -> None:
-        """`worker` is to be empty: if the request is `movable`, end the attempt; the next one has the permit."""
+    @property
+    def permitted(self) -> bool:
+        """It has a permit for a continuation, which has no token yet."""
+        return self._choice.recovery.holds
+
+    def move(self, worker: Worker, permit: Place | None = None) -> None:
+        """`worker` is to be empty: if the request is `movable`, end the attempt; the next one has the permit.
+
+        None: the one that it has.
+        """
         if not self.movable(worker):
-            permit.leave()
+            if permit is not None:
+                permit.leave()
             return
         attempt = self._current
         assert attempt is not None
-        self._choice.recovery.take(permit)
+        if permit is not None:
+            self._choice.recovery.take(permit)
         attempt.part(partial(self._may_part, attempt))
 
     def hold(self) -> None:

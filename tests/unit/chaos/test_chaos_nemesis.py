@@ -168,6 +168,21 @@ async def test_again_and_again_until_the_load_ends(autojump_clock: trio.testing.
     assert run.held == [True, False] * 3
 
 
+@pytest.mark.usefixtures("healthy")
+async def test_no_more_strikes_of_a_round_once_the_load_has_ended(autojump_clock: trio.testing.MockClock) -> None:
+    """They would meet nobody."""
+    run = Run(order=Order(mode=Mode("all"), duration=1.0, rolling=True, every=0.0))
+
+    async def end() -> None:
+        await trio.sleep(4.5)
+        run.load_ended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(end)
+        await run.run(When(at=0.0))
+    assert [fault.at for fault in run.faults] == pytest.approx([0, 1, 2, 3, 4])
+
+
 @pytest.mark.parametrize("outlasts", [True, False])
 async def test_what_would_outlast_the_campaign_is_undone_in_any_case(
     outlasts: bool, autojump_clock: trio.testing.MockClock

@@ -162,6 +162,15 @@ def test_if_all_are_open_they_are_asked_all_the_same_but_the_dead_come_last() ->
     assert choices(fleet, Ask()) == {b}
 
 
+def test_a_half_open_one_whose_queue_is_full_comes_after_those_that_might_work() -> None:
+    """A8: else its 503 would be the answer."""
+    fleet, a, b = opened()
+    a.state, b.state = State.HALF_OPEN, State.UNREADY
+    assert choices(fleet, Ask()) == {a}
+    fleet.full(a.targets[0])
+    assert choices(fleet, Ask()) == {b}
+
+
 async def test_a_worker_that_was_dead_has_a_closed_circuit(autojump_clock: MockClock) -> None:
     engines = Engines(A)
     async with running(engines) as fleet:

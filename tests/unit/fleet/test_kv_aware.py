@@ -230,6 +230,16 @@ def test_a_resumed_answer_goes_among_equals_where_it_is_cached() -> None:
     assert bench.choose(prompt(1), resumed=True).id == "w3"
 
 
+def test_a_resumed_answer_goes_among_equal_ranks_to_the_worker_with_less_to_do() -> None:
+    """O2: though the other one has it cached."""
+    bench = Bench(2, ranks=2)
+    for worker in bench.workers:
+        worker.divide(2)
+    bench.caches(1, prompt(1), rank=1)
+    with Lease(bench.workers[0].targets[0], lambda target: None):
+        assert bench.choose(prompt(1), resumed=True).worker is bench.workers[1]
+
+
 def test_ranks_are_targets_with_caches_of_their_own() -> None:
     bench = Bench(2, ranks=2)
     bench.caches(2, prompt(1), rank=1)

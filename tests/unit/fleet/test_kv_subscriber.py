@@ -176,6 +176,24 @@ async def test_a_new_connection_may_be_a_new_process(autojump_clock):
         assert followed.restarts == 1
 
 
+async def test_a_new_connection_and_no_replay_may_be_a_new_process(autojump_clock):
+    """O4: it could not be asked, so nothing of before may stay."""
+    publisher = Publisher()
+    for payload in (b"old0", b"old1", b"old2"):
+        publisher.publish(payload, sent=False)
+    async with following(publisher) as follower:
+        publisher.restart()
+        publisher.silent = True
+        publisher.raw([])  # the connection breaks
+        await trio.sleep(7)
+        publisher.publish(b"new0")
+        await trio.sleep(7)
+        publisher.silent = False
+        publisher.publish(b"new1")
+        await trio.sleep(7)
+        assert follower.has == [b"new0", b"new1"]
+
+
 async def test_a_late_replay_reaches_nobody(autojump_clock):
     """O4: late replays must not resurrect what was removed meanwhile."""
     publisher = Publisher()

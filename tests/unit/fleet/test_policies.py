@@ -74,6 +74,16 @@ def test_power_of_two_never_takes_the_busiest() -> None:
     assert counts["w3"] > counts["w1"] > 0
 
 
+@pytest.mark.parametrize("policy", ["least_loaded", "power_of_two"])
+def test_among_equal_ranks_the_worker_with_less_to_do(policy: str) -> None:
+    """O2: two idle ranks, one of them of a worker whose other rank is busy."""
+    busy, idle = (target.worker for target in targets(0, 0))
+    for worker in (busy, idle):
+        worker.divide(2)
+    Lease(busy.targets[0], lambda target: None).__enter__()
+    assert chosen(policy, [busy.targets[1], idle.targets[1]], 3) == ["w2@1"] * 3
+
+
 def test_among_equals_tokens_decide() -> None:
     """Two streams each, but one worker's are long: the next one goes to the other."""
     long, short = targets(1, 1)

@@ -7,6 +7,7 @@ import trio
 import trio.testing
 from scripted_engines import Engines, claim, make_fleet, picked, ready, running
 
+from dyn_relay.fleet.rejoin import Standing
 from dyn_relay.fleet.worker import State
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"
@@ -78,6 +79,28 @@ def test_excluded_and_unacceptable_ones_are_not_picked() -> None:
     assert {picked(fleet, {a.id}, lambda worker: worker is not b) for _ in range(6)} == {c}
     assert picked(fleet, {a.id, b.id, c.id}) is None
     assert picked(fleet, frozenset(), lambda worker: False) is None
+
+
+def test_who_has_room_is_ready_and_lets_us_in() -> None:
+    """A worker is emptied only if another takes its requests at once: not one that refuses our key, or is away."""
+    fleet = make_fleet(urls=(A,))
+    (a,) = ready(fleet)
+
+    def room(*exclude: str) -> bool:
+        return fleet.has_room(exclude, lambda worker: True)
+
+    assert room()
+    assert not room(a.id)
+    a.locked = True
+    assert not room()
+    a.locked = False
+    for standing in Standing:
+        a.standing = standing
+        assert room() is (standing is not Standing.AWAY)
+    a.standing = Standing.KNOWN
+    for state in State:
+        a.state = state
+        assert room() is (state is State.READY)
 
 
 def test_a_failed_request_excludes_its_worker_for_everybody_at_once() -> None:

@@ -105,13 +105,14 @@ async def test_who_is_dead_gets_no_dial_that_might_meet_other_weights(autojump_c
         assert picked(fleet) is a
 
 
-async def test_a_new_process_is_judged_though_nobody_saw_it_die(autojump_clock: MockClock) -> None:
-    """A15: it was restarted between two probes, and its infos say so."""
+@pytest.mark.parametrize("rejoin", [MATCH, "manual"])
+async def test_a_new_process_is_judged_though_nobody_saw_it_die(autojump_clock: MockClock, rejoin: str) -> None:
+    """A15: it was restarted between two probes, and its infos say so within the next two."""
     engines = Engines(A, B)
     weights(engines, a="7", b="7")
     for url in (A, B):
         engines[url].infos["/server_info"] = b"first"
-    async with running(engines, rejoin=MATCH) as fleet:
+    async with running(engines, rejoin=rejoin) as fleet:
         a, _ = fleet.workers
         engines[A].infos |= {"/server_info": b"second", "/model_info": b"5"}
         await trio.sleep(25)
@@ -171,6 +172,24 @@ async def test_who_is_let_in_while_dead_or_unnoticed_is_judged_no_more(autojump_
         engines[A].infos["/server_info"] = b"third"
         await trio.sleep(120)
         assert states(fleet) == ["stale", "ready"], "that was once"
+
+
+@pytest.mark.parametrize("rejoin", [MATCH, "manual"])
+async def test_who_is_welcome_and_cannot_be_read_at_first_is_let_in_later(
+    autojump_clock: MockClock, rejoin: str
+) -> None:
+    """A15: added while it was dead, by the trainer that restarts it; one of its infos takes too long at its return."""
+    engines = Engines(A, B)
+    async with running(engines, rejoin=rejoin) as fleet:
+        a, _ = fleet.workers
+        await away(engines, A)
+        fleet.add(A)
+        engines[A].info_delay = 60.0
+        await back(engines, A)
+        assert a.state is State.STALE
+        engines[A].info_delay = 0.0
+        await trio.sleep(30)
+        assert a.state is State.READY
 
 
 async def test_who_is_let_in_while_the_others_are_asked_stays(autojump_clock: MockClock) -> None:
@@ -288,6 +307,7 @@ def test_with_whom_it_is_compared() -> None:
     assert fits("7", worker("8", State.SUSPECT)) is Standing.AWAY
     assert fits("7", worker("8", State.DEAD, answers=False)) is Standing.PROVISIONAL
     assert fits("7", worker("8", State.UNREADY, answers=False)) is Standing.PROVISIONAL, "one that hangs"
+    assert fits("7", worker("7", State.DEAD, answers=False)) is Standing.PROVISIONAL, "what it had says nothing"
     assert fits("a", worker("b", State.UNREADY)) is Standing.AWAY
     assert fits("a") is Standing.KNOWN, "it is the whole fleet"
 

@@ -41,6 +41,17 @@ def test_one_good_probe_does_not_bring_back_an_unhealthy_one(state: State) -> No
     assert sick.apply(Signal.RECOVERED, "", 1.0)
 
 
+@pytest.mark.parametrize(
+    ("state", "then"),
+    [(State.READY, State.UNREADY), (State.BUSY, State.UNREADY), (State.HALF_OPEN, State.OPEN)],
+)
+def test_who_fails_too_many_probes_is_not_well(state: State, then: State) -> None:
+    """B4: whatever its queue says; and it is no time for trials."""
+    sick = worker(state)
+    assert sick.apply(Signal.UNHEALTHY, "", 1.0)
+    assert sick.state is then
+
+
 def test_a_failed_probe_alone_changes_nothing() -> None:
     """B1, B4."""
     assert not [row for row in TRANSITIONS if row[1] is Signal.PROBE_FAILED]

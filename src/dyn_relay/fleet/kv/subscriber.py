@@ -115,7 +115,11 @@ class Subscriber:
             self._follower.count("gap")
         if self._heard < 0 or self._next is None or number > self._next:
             # Also the first time: what a replay brought may be of the process before.
-            await self._catch_up()
+            sure = await self._catch_up()
+            if self._heard < 0 and self._next is not None and not sure:
+                self._follower.count("lost")
+                self._follower.clear()
+                self._forget()
         self._heard = number
         if self._next is None or number >= self._next:
             self._take(number, payload)
@@ -133,11 +137,13 @@ class Subscriber:
         self._follower.clear()
         self._follower.restarted()
 
-    async def _catch_up(self) -> None:
-        """Take in what the publisher still has beyond the last batch, from the beginning if it is another one."""
+    async def _catch_up(self) -> bool:
+        """Take in what the publisher still has beyond the last batch, from the beginning if it is another one.
+
+        False if it should have told and did not.
+        """
         if self._next is None:
-            await self._replay(0)
-            return
+            return await self._replay(0) is not _Had.SILENCE
         had = await self._replay(self._next - 1)
         if had is _Had.NOTHING:
             had = await self._replay(0, peek=True)
@@ -145,7 +151,8 @@ class Subscriber:
                 had = _Had.OTHER  # it has batches, but not so many
         if had is _Had.OTHER:
             self._restart()
-            await self._replay(0)
+            had = await self._replay(0)
+        return had is not _Had.SILENCE or self._source.ask is None
 
     async def _replay(self, since: int, *, peek: bool = False) -> _Had:
         """Take in all from `since` on; `peek`: nothing, only see whether there is something."""
