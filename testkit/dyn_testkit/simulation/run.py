@@ -84,7 +84,7 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
                 notice=_notice(config),
                 inhibited=config.inhibited_duration_secs,
                 # The silence of a decode worker counts from when its prefill worker has answered.
-                silence=(2 if prefills else 1) * AFTERMATH + config.stall_timeout_secs,
+                silence=AFTERMATH + (2 if prefills else 1) * config.stall_timeout_secs,
             )
             history.rows = [dict(row) for row in world.router.rows]
             history.arrivals = _arrivals(world)
