@@ -132,6 +132,21 @@ async def test_a_room_is_kept_bit_by_bit(autojump_clock, stream, room):
 
 
 @BOTH
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_a_clients_room_is_used_once(autojump_clock, stream, side):
+    """I1: body with a room; the first pair does not take it, and the next one gets a room of ours."""
+    async with pairs(trust_client_bootstrap=True, policy="round_robin") as w:
+        (w.prefills if side == "prefill" else w.decodes)[0].scheduler.full = True
+        body = generate(stream=stream, bootstrap_host="p1", bootstrap_port=8998, bootstrap_room=5)
+        assert judged(await w.ask(body), body, ORACLE) == []
+        prefill, decode = sent(w, "bootstrap_room")
+        assert prefill == decode
+        assert prefill[0] == 5
+        assert len(set(prefill)) == 2
+        assert sent(w, "bootstrap_host")[0] == ["p1", "p2"]
+
+
+@BOTH
 async def test_a_drawn_room_is_kept_bit_by_bit(autojump_clock, monkeypatch, stream):
     """I5: the largest one that is ever drawn."""
     async with pairs() as w:
