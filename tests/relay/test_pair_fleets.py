@@ -151,6 +151,20 @@ async def test_several_processes(autojump_clock, tmp_path):
         assert len(set(prefill.rooms)) == len(prefill.rooms) == 8
 
 
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_health_wants_both(autojump_clock, side):
+    """Half a pair serves nobody."""
+    async with pairs(prefill=[None], decode=[None]) as w:
+        assert (await w.ask(None, "/health", method="GET")).status == 200
+        dies = (w.prefills if side == "prefill" else w.decodes)[0]
+        dies.kill()
+        await until(lambda: any(worker.state == "dead" for worker in w.app.fleet.workers))
+        assert (await w.ask(None, "/health", method="GET")).status == 503
+        await dies.restart()
+        await w.ready()
+        assert (await w.ask(None, "/health", method="GET")).status == 200
+
+
 # -- drains, pauses, poison ----------------------------------------------------------------------------------------
 
 
@@ -263,6 +277,33 @@ async def test_a_pause_between_two_pairs(autojump_clock, stream):
             assert sum(len(worker.generates) for worker in w.workers) == 2
             w.app.fleet.pause(False)
         assert judged(answers[0], body, ORACLE) == []
+
+
+@BOTH
+@pytest.mark.parametrize("permits", [1, 0])
+async def test_many_at_once(autojump_clock, stream, permits):
+    """--retry-permits: a death ends twelve at once, and they go on, one after the other or together; no room twice."""
+    plan = FaultPlan.of(faults.Fault(at_token(3), KILL_WORKER, faults.nth(11)))
+    options = WorkerOptions(tick=0.1)
+    async with pairs(decode=[plan, None], options=options, retry_permits=permits, policy="round_robin") as w:
+        bodies = [generate(8, stream=stream, sampling={"stream_interval": 1}, logprob_start_len=0) for _ in range(24)]
+        for number, body in enumerate(bodies):
+            body["input_ids"] = [number, 6, 7]
+        found: list[list[str]] = []
+
+        async def client(body: dict[str, Any]) -> None:
+            found.append(judged(await w.ask(body), body, ORACLE))
+
+        async with trio.open_nursery() as clients:
+            for body in bodies:
+                clients.start_soon(client, body)
+        assert found == [[]] * 24
+        plan.verify()
+        await w.quiet()
+        for side in (w.prefills, w.decodes):
+            rooms = [room for worker in side for room in worker.rooms]
+            assert len(set(rooms)) == len(rooms) > 24
+        assert len(w.app.rooms) == 0
 
 
 @BOTH

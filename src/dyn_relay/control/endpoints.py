@@ -59,7 +59,7 @@ class Endpoints:
 
     def readiness(self, request: Request, name: str) -> Answer:
         """200 while new requests are taken and some worker can take them, else 503."""
-        able = any(worker.healthy or worker.state is State.HALF_OPEN for worker in self.fleet.workers)
+        able = self.fleet.able
         ready = able and not self.draining.is_set()
         return Answer(200 if ready else 503, b"")
 

@@ -104,6 +104,13 @@ class Fleet:
         """How many can be asked at once."""
         return sum(worker.state in TIERS[0] for worker in self._workers.values())
 
+    @property
+    def able(self) -> bool:
+        """For each part of a request somebody is well, or on trial; or for all of it, and nobody for prompts alone."""
+        up = [one for one in self._workers.values() if one.healthy or one.state is State.HALF_OPEN]
+        parts = {worker.part for worker in up if not worker.misplaced}
+        return {Role.PREFILL, Role.DECODE} <= parts or parts & {Role.PREFILL, Role.REGULAR} == {Role.REGULAR}
+
     def get(self, id_or_url: str) -> Worker | None:
         """A worker by id or URL."""
         if id_or_url in self._workers:
