@@ -35,6 +35,7 @@ from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.departures import Departures
+from dyn_relay.relay.fallback import Fallback
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.orders import ORDER_TIMEOUT
 from dyn_relay.relay.queue import Queue
@@ -162,6 +163,7 @@ class App:
             queue=self._queue,
             permits=self._permits,
             rooms=self.rooms,
+            fallback=Fallback(),
         )
 
     def _moved(self, before: State, after: State) -> None:

@@ -97,3 +97,43 @@ async def test_decode_fails(autojump_clock, stream, dialect, more, fault):
     """I1: a new pair, and a new room; the prompt's logprobs stay the first attempt's."""
     body = {**generate(8, stream=stream, sampling={"stream_interval": 1}), **more}
     await one_fault("decode", fault, body, dialect)
+
+
+@SHAPES
+@pytest.mark.parametrize("what", [KILL_WORKER, CLOSE, RESET], ids=lambda what: what.kind.value)
+@pytest.mark.parametrize("limit", [3, 0], ids=["protected", "unprotected"])
+async def test_a_prefill_worker_that_dies_after_the_handover_harms_nobody(autojump_clock, stream, dialect, what, limit):
+    """Decode has the cache, and needs nobody any more."""
+    plan = FaultPlan.in_order([(faults.AFTER_TRANSFER, what)])
+    options = WorkerOptions(tick=0.05, dialect=dialect)
+    async with pairs(prefill=[plan, None], options=options, policy="round_robin", migration_limit=limit) as w:
+        body = generate(8, stream=stream)
+        assert judged(await w.ask(body), body, ORACLE, dialect) == []
+        plan.verify()
+        await w.quiet()
+        assert sum(len(worker.generates) for worker in w.decodes) == 1
+        assert [worker.failures for worker in w.app.fleet.workers] == [1, 0, 0, 0]
+        nothing_left(w)
+
+
+@SHAPES
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("where", [*BEGUN, at_token(1)], ids=lambda where: where.spot.value)
+@pytest.mark.parametrize("code", [500, 503])
+async def test_the_engines_own_error(autojump_clock, stream, dialect, side, where, code):
+    """What cannot be continued fails in the words of whichever leg has failed, with its status, and the other ends."""
+    if side == "prefill" and where.spot is faults.Spot.AT_TOKEN:
+        where = faults.AFTER_TRANSFER
+    plan = FaultPlan.in_order([(where, abort_event(code))])
+    options = WorkerOptions(tick=0.05, dialect=dialect)
+    config = {"policy": "round_robin", "migration_limit": 0}
+    async with pairs(**{side: [plan, None]}, options=options, **config) as w:
+        response = await w.ask(generate(8, stream=stream, logprob_start_len=0))
+        assert b"Injected abort" in response.body
+        assert response.status == (200 if response.events() else code)
+        plan.verify()
+        await trio.sleep(1)
+        assert [worker.live for worker in w.workers] == [0] * 4
+        assert sum(len(worker.generates) for worker in w.workers) == 2
+        await w.quiet()
+        nothing_left(w)

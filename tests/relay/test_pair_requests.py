@@ -132,6 +132,21 @@ async def test_a_room_is_kept_bit_by_bit(autojump_clock, stream, room):
 
 
 @BOTH
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_a_clients_room_is_used_once(autojump_clock, stream, side):
+    """I1: body with a room; the first pair does not take it, and the next one gets a room of ours."""
+    async with pairs(trust_client_bootstrap=True, policy="round_robin") as w:
+        (w.prefills if side == "prefill" else w.decodes)[0].scheduler.full = True
+        body = generate(stream=stream, bootstrap_host="p1", bootstrap_port=8998, bootstrap_room=5)
+        assert judged(await w.ask(body), body, ORACLE) == []
+        prefill, decode = sent(w, "bootstrap_room")
+        assert prefill == decode
+        assert prefill[0] == 5
+        assert len(set(prefill)) == 2
+        assert sent(w, "bootstrap_host")[0] == ["p1", "p2"]
+
+
+@BOTH
 async def test_a_drawn_room_is_kept_bit_by_bit(autojump_clock, monkeypatch, stream):
     """I5: the largest one that is ever drawn."""
     async with pairs() as w:
@@ -143,32 +158,22 @@ async def test_a_drawn_room_is_kept_bit_by_bit(autojump_clock, monkeypatch, stre
 
 @BOTH
 @pytest.mark.parametrize("policy", ["kv_aware", "round_robin", "least_loaded"])
-async def test_all_rank_pairs(autojump_clock, stream, policy):
-    """Two prefill and two decode ranks: each of the four pairs serves; both legs name the rank that has the prompt."""
-    async with pairs(
-        prefill=[None], decode=[None], options=WorkerOptions(dp_size=2), dp_aware=True, prefill_policy=policy
-    ) as w:
-        for number in range(16):
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_all_rank_pairs(autojump_clock, stream, policy, side):
+    """Two prefill and two decode ranks: each of the four pairs serves; both legs name the rank that has the prompt.
+
+    One stage goes by the policy; chance in the other one brings all pairs together.
+    """
+    policies = {"policy": "random", f"{side}_policy": policy}
+    async with pairs(prefill=[None], decode=[None], options=WorkerOptions(dp_size=2), dp_aware=True, **policies) as w:
+        for number in range(24):
             body = {**generate(4, stream=stream, **LOGPROBS), "input_ids": [number, 6, 7]}
             assert judged(await w.ask(body), body, ORACLE) == [], number
         (prefill, decode), (_, named) = sent(w, "routed_dp_rank"), sent(w, "disagg_prefill_dp_rank")
         assert named == prefill
         rooms, _ = sent(w, "bootstrap_room")
         assert [room % 2 for room in rooms] == prefill
-        assert set(prefill) | set(decode) <= {0, 1}
-
-
-@BOTH
-async def test_all_rank_pairs_are_used(autojump_clock, stream):
-    """Of 2x2 ranks, when both stages choose by chance."""
-    async with pairs(
-        prefill=[None], decode=[None], options=WorkerOptions(dp_size=2), dp_aware=True, policy="random"
-    ) as w:
-        for number in range(24):
-            body = {**generate(4, stream=stream, **LOGPROBS), "input_ids": [number, 6, 7]}
-            assert judged(await w.ask(body), body, ORACLE) == [], number
-        found = {(one.json()["disagg_prefill_dp_rank"], one.json()["routed_dp_rank"]) for one in w.decodes[0].generates}
-        assert found == set(product((0, 1), (0, 1)))
+        assert set(zip(prefill, decode, strict=True)) == set(product((0, 1), (0, 1)))
 
 
 @BOTH

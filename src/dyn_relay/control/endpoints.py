@@ -59,7 +59,7 @@ class Endpoints:
 
     def readiness(self, request: Request, name: str) -> Answer:
         """200 while new requests are taken and some worker can take them, else 503."""
-        able = any(worker.healthy or worker.state is State.HALF_OPEN for worker in self.fleet.workers)
+        able = self.fleet.able
         ready = able and not self.draining.is_set()
         return Answer(200 if ready else 503, b"")
 
@@ -259,7 +259,16 @@ def abort_of(request: Request) -> tuple[str, bool]:
 #: Names of a worker's URL in a body.
 _URLS = ("url", "worker_url")
 #: Of its traits, what decides who gets a request, and who goes on with it; null: it does not say.
-_SHOWN = ("text", "incremental", "max_input", "deterministic", "routed_experts", "indexer_topk", "sampling_defaults")
+_SHOWN = (
+    "role",
+    "text",
+    "incremental",
+    "max_input",
+    "deterministic",
+    "routed_experts",
+    "indexer_topk",
+    "sampling_defaults",
+)
 
 
 def _describe(worker: Worker) -> dict[str, object]:
@@ -271,6 +280,7 @@ def _describe(worker: Worker) -> dict[str, object]:
         "named_by": sorted(worker.named_by),
         "worker_type": worker.role.value,
         "bootstrap_port": worker.bootstrap_port or worker.traits.bootstrap_port,
+        "misplaced": worker.misplaced,
         "is_healthy": worker.healthy and not worker.misplaced,
         "state": worker.state.value,
         "cause": worker.cause,

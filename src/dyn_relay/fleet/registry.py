@@ -23,7 +23,7 @@ from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedP
 from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.fleet.rejoin import Standing
-from dyn_relay.fleet.stage import Stage, policies_of
+from dyn_relay.fleet.stage import Stage, policies_of, roles_of
 from dyn_relay.fleet.target import Lease, Target, no_tokens
 from dyn_relay.fleet.worker import TIER, TIERS, Role, Signal, State, Worker
 from dyn_relay.formats.base import Format
@@ -104,6 +104,13 @@ class Fleet:
         """How many can be asked at once."""
         return sum(worker.state in TIERS[0] for worker in self._workers.values())
 
+    @property
+    def able(self) -> bool:
+        """For each part of a request somebody is well, or on trial; or for all of it, and nobody for prompts alone."""
+        up = [one for one in self._workers.values() if one.healthy or one.state is State.HALF_OPEN]
+        parts = {worker.part for worker in up if not worker.misplaced}
+        return {Role.PREFILL, Role.DECODE} <= parts or parts & {Role.PREFILL, Role.REGULAR} == {Role.REGULAR}
+
     def get(self, id_or_url: str) -> Worker | None:
         """A worker by id or URL."""
         if id_or_url in self._workers:
@@ -125,23 +132,29 @@ class Fleet:
         """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL.
 
         `by`: who names it. It stays as long as anybody does. One that an operator names is let in, see `admit`. `role`:
-        what it is for; None: the only thing that workers are for here. Raises `ValueError` for a role without a use.
+        what it is for; None: what it was named for before, or the only thing that workers are for here. Raises
+        `ValueError` for a role without a use, and for another one than it was named for.
         """
         origin = Origin.parse(url)
-        role = next(iter(self.policies)) if role is None and len(self.policies) == 1 else role
-        if role not in self.policies:
-            raise ValueError(f"a worker is for {' or '.join(self.policies)} here, not {role or 'nothing'}")
         worker = self.get(url)
         if worker is not None:
+            if role not in (None, worker.role):
+                raise ValueError(f"{worker.id} is for {worker.role}: it must leave before it can be for {role}")
+            worker.bootstrap_port = bootstrap_port or worker.bootstrap_port
             worker.named_by.add(by)
             if self._keeper.move(worker, Signal.REJOIN):
                 self._watches[worker.id].alarm()
             return self.admit(worker.id) if by == HAND else worker
+        roles = roles_of(self.config)
+        role = roles[0] if role is None and len(roles) == 1 else role
+        if role not in roles:
+            raise ValueError(f"a worker is for {' or '.join(roles)} here, not {role or 'nothing'}")
         self._joined += 1
         breaker = Breaker(self.config.cb_failure_threshold, self.config.cb_success_threshold)
         number, now = self._joined, self._clock()
         worker = Worker(self._name(origin), number, origin, now, breaker=breaker, named_by={by})
         worker.role, worker.bootstrap_port = role, bootstrap_port
+        worker.stands_in = self.config.decode_fallback and role is Role.DECODE
         self._workers[worker.id] = worker
         watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._keeper)
         log.info("worker joined", worker=worker.id, url=worker.url)
@@ -378,7 +391,7 @@ class Fleet:
             self._recounted = now
             for worker in self._workers.values():
                 worker.recount()
-        return self.policies[targets[0].worker.role].choose(targets, ask)
+        return self.policies[targets[0].worker.part].choose(targets, ask)
 
     def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool], ask: Ask) -> list[Worker]:
         usable = [w for w in self._workers.values() if not w.misplaced and accept(w)]
@@ -423,7 +436,8 @@ class Fleet:
             self._forget(target.worker)
 
     def _renewed(self, worker: Worker) -> None:
-        self.policies[worker.role].forget(worker)
+        for policy in self.policies.values():
+            policy.forget(worker)  # a new process of it may have another part
 
     def _forget(self, worker: Worker) -> None:
         del self._workers[worker.id]

@@ -13,14 +13,19 @@ if TYPE_CHECKING:
     from dyn_relay.fleet.policies.base import Members
 
 
+def roles_of(config: Config) -> tuple[Role, ...]:
+    """What a worker can be named for."""
+    return (Role.PREFILL, Role.DECODE) if config.pd_disaggregation else (Role.REGULAR,)
+
+
 def policies_of(config: Config) -> Mapping[Role, str]:
-    """The roles that there are, and the name of each one's policy."""
-    if not config.pd_disaggregation:
-        return {Role.REGULAR: config.policy}
-    return {
+    """The parts that there are, and the name of each one's policy."""
+    names = {
+        Role.REGULAR: config.policy,
         Role.PREFILL: config.prefill_policy or config.policy,
         Role.DECODE: config.decode_policy or config.policy,
     }
+    return {role: names[role] for role in (*roles_of(config), *([Role.REGULAR] if config.decode_fallback else []))}
 
 
 class Named(NamedTuple):
@@ -45,7 +50,7 @@ def configured(config: Config) -> list[Named]:
 
 
 class Stage:
-    """The workers of one role, for the policy that follows them."""
+    """The workers of one part, for the policy that follows them."""
 
     def __init__(self, fleet: Members, role: Role) -> None:
         self._fleet = fleet
@@ -54,7 +59,7 @@ class Stage:
     @property
     def workers(self) -> tuple[Worker, ...]:
         """All of them."""
-        return tuple(worker for worker in self._fleet.workers if worker.role is self._role)
+        return tuple(worker for worker in self._fleet.workers if worker.part is self._role)
 
     async def changed(self) -> None:
         """Return when something has changed, here or elsewhere."""

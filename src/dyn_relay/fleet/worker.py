@@ -152,7 +152,10 @@ class Worker:
     origin: Origin
     since: float
     state: State = State.STARTING
+    #: What it was named for.
     role: Role = Role.REGULAR
+    #: It was named for decode, and may do all of a request if it says that it is there for that.
+    stands_in: bool = False
     #: Where a prefill worker hands caches over, if it is not the port that the worker itself knows.
     bootstrap_port: int | None = None
     #: Why it is in this state, for people.
@@ -212,9 +215,14 @@ class Worker:
             target.recount()
 
     @property
+    def part(self) -> Role:
+        """What it is here for."""
+        return Role.REGULAR if self.stands_in and self.traits.role == Role.REGULAR else self.role
+
+    @property
     def misplaced(self) -> bool:
-        """It says that it has another role than the one that it was named for."""
-        return self.traits.role not in (None, self.role)
+        """It says that it has another role than the one that it was named for, and cannot be used in that one."""
+        return self.traits.role not in (None, self.part)
 
     @property
     def unmet(self) -> bool:

@@ -108,6 +108,12 @@ class Attempt:
         beside = [self._leg.worker] if self._leg is not None and self._leg.running else []
         return [self.worker, *beside] if self.sent else beside
 
+    def uses(self, worker: Worker) -> bool:
+        """It goes on there, as far as is known."""
+        return worker is self.worker or (
+            self._leg is not None and worker is self._leg.worker and not self._leg.finished.is_set()
+        )
+
     def blamed(self, failure: Failure) -> Target:
         """The one that has failed."""
         leg = self._leg

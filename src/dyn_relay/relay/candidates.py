@@ -6,13 +6,13 @@ from collections.abc import Collection
 
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.target import Target
-from dyn_relay.fleet.worker import Role, Worker
+from dyn_relay.fleet.worker import Role, State, Worker
 from dyn_relay.formats.base import Exchange
 from dyn_relay.relay.record import RequestRecord
 
 
 class Candidates:
-    """The fleet's workers of one role, as one request sees them."""
+    """The fleet's workers of one part, as one request sees them."""
 
     def __init__(self, fleet: Fleet, exchange: Exchange, record: RequestRecord, role: Role) -> None:
         self._fleet = fleet
@@ -22,13 +22,13 @@ class Candidates:
 
     def may_take(self, worker: Worker) -> bool:
         """The first attempt may go to any of them."""
-        if worker.role is not self._role:
+        if worker.part is not self._role:
             return False
         return not self._record.started_work or not self._exchange.unfit(worker.traits)
 
     def has_all(self, worker: Worker) -> bool:
         """It may take it, and has what the request asks for."""
-        return worker.role is self._role and not self._exchange.lacks(worker.traits) and self.may_take(worker)
+        return worker.part is self._role and not self._exchange.lacks(worker.traits) and self.may_take(worker)
 
     @property
     def some_has_all(self) -> bool:
@@ -56,7 +56,19 @@ class Candidates:
 
     @property
     def _members(self) -> list[Worker]:
-        return [worker for worker in self._fleet.staying if worker.role is self._role]
+        return [worker for worker in self._fleet.staying if worker.part is self._role]
+
+    async def gone(self) -> bool:
+        """None of them answers, or there is none."""
+        for worker in self._members:
+            if worker.state is not State.DEAD and not worker.misplaced and await self._fleet.lives(worker):
+                return False
+        return True
+
+    @property
+    def dead(self) -> bool:
+        """The same, as far as it is known already."""
+        return all(worker.state is State.DEAD or worker.misplaced for worker in self._members)
 
     def unfit(self, excluded: Collection[str]) -> dict[str, str]:
         """Of those, the ones that are passed over, by id, and why."""

@@ -14,6 +14,7 @@ from dyn_relay.net import Network
 from dyn_relay.observe.metrics import Metrics
 from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.chores import Chores
+from dyn_relay.relay.fallback import Fallback
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.queue import Queue
 from dyn_relay.relay.rooms import Rooms
@@ -40,3 +41,4 @@ class Context:
     #: For continuations without a token.
     permits: Turnstile
     rooms: Rooms
+    fallback: Fallback

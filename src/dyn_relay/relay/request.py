@@ -227,8 +227,19 @@ class LogicalRequest:
                 trial.token()
                 choice.progressed(record.resumed_from)
 
+<<<<<<< HEAD
             if leg is not None:
                 record.prefill, record.prefill_url = leg.worker.id, leg.worker.url
+||||||| 7578345
+            record.prefill = leg.worker.id if leg is not None else None
+=======
+            record.prefill = leg.worker.id if leg is not None else None
+            record.aggregated = choice.prefills is not None and leg is None
+            if choice.prefills is not None:
+                context.fallback.note(record.aggregated)
+            if record.aggregated:
+                self._downstream.aggregate()
+>>>>>>> b82b97442b9dc9947963afcccac8e1b90f9f07d0
             rank = choice.candidates.rank(target)
             attempt = self._current = Attempt(
                 *(context, exchange, self._downstream, target, rank, record.rid, on_token),
@@ -244,8 +255,10 @@ class LogicalRequest:
             if failure is None:
                 trial.token()  # an answer that shows no tokens (opaque) clears as well
                 fleet.report(worker, True)
-                if leg is not None and leg.failure is None:
+                if leg is not None and leg.answer is not None:
                     fleet.report(leg.worker, True)
+                elif leg is not None and leg.failure is not None:
+                    fleet.report(leg.worker, False, leg.failure.words, leg.failure.kind.value)
                 self._current, self._last = None, attempt
                 return None
             if failure.kind is Kind.INTERRUPTED and self._resumes:
@@ -328,7 +341,7 @@ class LogicalRequest:
     def movable(self, worker: Worker) -> bool:
         """The attempt is there, and another worker could go on with it at once."""
         attempt = self._current
-        return attempt is not None and attempt.worker is worker and self._movable(attempt)
+        return attempt is not None and attempt.uses(worker) and self._movable(attempt)
 
     @property
     def permitted(self) -> bool:
@@ -346,21 +359,29 @@ class LogicalRequest:
             return
         attempt = self._current
         assert attempt is not None
+<<<<<<< HEAD
         if permit is not None:
             self._choice.recovery.take(permit)
         attempt.part(partial(self._may_part, attempt))
+||||||| 7578345
+        self._choice.recovery.take(permit)
+        attempt.part(partial(self._may_part, attempt))
+=======
+        self._choice.recovery.take(permit)
+        attempt.part(partial(self._may_part, attempt, worker))
+>>>>>>> b82b97442b9dc9947963afcccac8e1b90f9f07d0
 
     def hold(self) -> None:
         """Everything is paused: an attempt that is not sent yet never is."""
         if self._current is not None and not self._current.sent:
             self._current.part(lambda: True)
 
-    def _may_part(self, attempt: Attempt) -> bool:
+    def _may_part(self, attempt: Attempt, worker: Worker) -> bool:
         """Is the request `movable` still, now that its attempt can be ended? If not, others can use the permit."""
         if not self._movable(attempt):
             self._choice.recovery.release()
             return False
-        self._choice.left = attempt.worker
+        self._choice.left = worker
         return True
 
     def _movable(self, attempt: Attempt) -> bool:
@@ -368,7 +389,7 @@ class LogicalRequest:
         tokens = exchange.prompt_tokens + exchange.delivered
         if attempt.sent and (not exchange.leavable or too_long(self._context.config, tokens)):
             return False
-        return not (self.abort_wished or fleet.paused) and self._choice.candidates.has_room(self._choice.budget.barred)
+        return not (self.abort_wished or fleet.paused) and self._choice.has_room()
 
     async def _tell_until_ended(self, attempt: Attempt) -> None:
         """An abort may overtake the request that it means: say it again while the attempt goes on, then end it here."""

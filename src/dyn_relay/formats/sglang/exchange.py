@@ -176,7 +176,7 @@ class SglangExchange(Reader):
         if pairing is not None:
             inputs = () if self.delivered else inputs_of(request)
             attempt.prefilled = Prefilled(inputs, self._ledger.replays, self._rules.codec)
-            place, prefill = legs(request, pairing, place, self.pinned if number == 0 else None)
+            place, prefill = legs(request, pairing, place, first=number == 0)
             self.beside = self._outbound(pairing.traits, prefill)
         return self._outbound(traits, place)
 

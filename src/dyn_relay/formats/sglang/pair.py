@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Raw
 
 from dyn_relay.formats.base import Event, Pairing
+from dyn_relay.formats.sglang.affinity import pinned
 from dyn_relay.formats.sglang.batch import asked
 from dyn_relay.formats.sglang.codec import Codec
 from dyn_relay.formats.sglang.continuation import BOOTSTRAP, placed
@@ -25,15 +26,16 @@ from dyn_relay.formats.sglang.wire import Fields, Foreign, NotJson, number, raw,
 INPUTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
 
 
-def legs(request: Request, pairing: Pairing, decode: Fields, pinned: int | None) -> tuple[Fields, Fields]:
+def legs(request: Request, pairing: Pairing, decode: Fields, *, first: bool) -> tuple[Fields, Fields]:
     """What the decode worker's request has beside its rank's fields, `decode`, and what the prefill worker's has.
 
-    A batch names a room for each of its prompts. `pinned`: the rank that the client's own body names to both, if any:
-    a decode worker that is not told where the prompt is looks where the room says, and waits there for its timeout.
+    A batch names a room for each of its prompts. The `first` attempt may have the client's own room; a worker that
+    still has it would crash of it, so that no later one has. It may also name a rank to both, of which decode must be
+    told: without that it looks where the room says, and waits there for its timeout.
     """
     want = asked(request)
     fields: Fields = {}
-    if all(request.value(name) in (ABSENT, None) for name in BOOTSTRAP):
+    if not first or all(request.value(name) in (ABSENT, None) for name in BOOTSTRAP):
         rooms = [pairing.room() for _ in range(want.prompts)]
         many = want.several
         fields = {
@@ -42,8 +44,9 @@ def legs(request: Request, pairing: Pairing, decode: Fields, pinned: int | None)
             "bootstrap_room": raw(rooms if many else rooms[0]),
         }
     if pairing.rank is None:
-        follows = pinned is not None and pinned >= 0 and request.value("disagg_prefill_dp_rank") in (ABSENT, None)
-        there: Fields = {"disagg_prefill_dp_rank": raw(pinned), **placed(pairing.traits, pinned)} if follows else {}
+        named = pinned(request) if first else None
+        follows = named is not None and named >= 0 and request.value("disagg_prefill_dp_rank") in (ABSENT, None)
+        there: Fields = {"disagg_prefill_dp_rank": raw(named), **placed(pairing.traits, named)} if follows else {}
         return {**decode, **there, **fields}, fields
     return (
         {**decode, "disagg_prefill_dp_rank": raw(pairing.rank), **fields},
