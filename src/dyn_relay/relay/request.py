@@ -227,19 +227,13 @@ class LogicalRequest:
                 trial.token()
                 choice.progressed(record.resumed_from)
 
-<<<<<<< HEAD
             if leg is not None:
                 record.prefill, record.prefill_url = leg.worker.id, leg.worker.url
-||||||| 7578345
-            record.prefill = leg.worker.id if leg is not None else None
-=======
-            record.prefill = leg.worker.id if leg is not None else None
             record.aggregated = choice.prefills is not None and leg is None
             if choice.prefills is not None:
                 context.fallback.note(record.aggregated)
             if record.aggregated:
                 self._downstream.aggregate()
->>>>>>> b82b97442b9dc9947963afcccac8e1b90f9f07d0
             rank = choice.candidates.rank(target)
             attempt = self._current = Attempt(
                 *(context, exchange, self._downstream, target, rank, record.rid, on_token),
@@ -359,17 +353,9 @@ class LogicalRequest:
             return
         attempt = self._current
         assert attempt is not None
-<<<<<<< HEAD
         if permit is not None:
             self._choice.recovery.take(permit)
-        attempt.part(partial(self._may_part, attempt))
-||||||| 7578345
-        self._choice.recovery.take(permit)
-        attempt.part(partial(self._may_part, attempt))
-=======
-        self._choice.recovery.take(permit)
         attempt.part(partial(self._may_part, attempt, worker))
->>>>>>> b82b97442b9dc9947963afcccac8e1b90f9f07d0
 
     def hold(self) -> None:
         """Everything is paused: an attempt that is not sent yet never is."""
