@@ -27,13 +27,20 @@ def option(
     secret: bool = False,
     verify: Callable[[object], None] | None = None,
     metavar: str = "",
+    repeats: bool = False,
 ) -> Any:
     """A field of the table. A `secret` is shown to nobody.
 
     `env`: the variable's name, if it is not the usual one, which then counts as well.
     """
     rules: dict[str, object] = {"section": section, "help": text, "minimum": minimum, "maximum": maximum}
-    rules |= {"env": env, "metavar": metavar, "secret": secret, "verify": is_key if secret else verify}
+    rules |= {
+        "repeats": repeats,
+        "env": env,
+        "metavar": metavar,
+        "secret": secret,
+        "verify": is_key if secret else verify,
+    }
     return dataclasses.field(default=default, repr=not secret, metadata=rules)
 
 
@@ -60,6 +67,8 @@ class Option:
     maximum: float | None
     env: str
     secret: bool
+    #: Of a list: the same item may come twice.
+    repeats: bool
     verify: Callable[[object], None] | None
     #: How its value is called in the help, if not by its kind.
     metavar: str
@@ -90,6 +99,8 @@ class Option:
             value = self.kind.read(raw)
         except (TypeError, ValueError):
             raise self._error(f"must be {self.kind.word}", raw, source) from None
+        if isinstance(value, tuple) and not self.repeats:
+            value = tuple(dict.fromkeys(value))
         self.check(value, source)
         return value
 

@@ -93,6 +93,7 @@ class Config:
         "not the one that the engine itself tells.",
         verify=are_urls_and_ports,
         metavar="URL [PORT] ...",
+        repeats=True,
     )
     decode: tuple[str, ...] = option(
         WORKERS, (), "With --pd-disaggregation: engines that compute answers.", verify=are_urls, metavar="URL ..."
