@@ -62,7 +62,7 @@ class World:
         return None if target is None else target.id
 
     def metric(self, what: str) -> float:
-        return self.relay.metric(f'dyn_relay_policy_events_total{{role="regular",event="{what}"}}')
+        return self.relay.metric(f'dyn_relay_policy_events_total{{event="{what}",role="regular"}}')
 
 
 @asynccontextmanager

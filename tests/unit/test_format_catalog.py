@@ -48,9 +48,10 @@ def test_the_built_in_format_is_an_entry_point_of_ours() -> None:
 
 def test_a_format_of_another_distribution_is_made_with_the_options(tmp_path: Path, distribute: Distribute) -> None:
     distribute("other", "other = a_format_of_mine:made")
-    write(tmp_path, "def made(on_abort, weights, *, tells_recomputed): return on_abort, weights.text, tells_recomputed")
-    made = catalog.make("other", "resume", "same", tell_recomputed_rows=True)
-    assert made == ("resume", "same", True)  # type: ignore[comparison-overlap]
+    write(tmp_path, "def made(on_abort, weights, **others): return on_abort, weights.text, others")
+    made = catalog.make("other", "resume", "same", tell_recomputed_rows=True, trust_client_bootstrap=True)
+    others = {"tells_recomputed": True, "paired": False, "trusts_bootstrap": True}
+    assert made == ("resume", "same", others)  # type: ignore[comparison-overlap]
     assert Config(format="other").format == "other"
     assert isinstance(catalog.make("sglang"), SglangFormat)
 

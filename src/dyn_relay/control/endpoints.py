@@ -91,28 +91,30 @@ class Endpoints:
 
     def add_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}` in the body or `?url=`: 202 with the worker, the same one if it is known."""
+        return _json(202, _describe(self._named(request)))
+
+    def put_worker(self, request: Request, name: str) -> Answer:
+        """`{"url": ...}`, its own: 202, and it is taken back if it was leaving. Nothing else of it can be set."""
+        url = _only_url(request)
+        worker = self.fleet.get(unquote(name))
+        if worker is None and not self.fleet.is_name_of(unquote(name), url):
+            return _unknown(name)
+        if worker is not None and self.fleet.get(url) is not worker:
+            raise BadInput(f"url: {worker.id} is {worker.url}; add another worker, and let this one leave")
+        # One that is gone here, since none of its requests was this process's, is added.
+        return _json(202, _describe(self._named(request)))
+
+    def _named(self, request: Request) -> Worker:
+        """The worker that a request names, in the fleet from now on. Raises `BadInput`."""
         try:
             Origin.parse(url := _only_url(request))
         except ValueError as exc:
             raise BadInput(f"url: {exc}") from None
         role, port = _part(request)
         try:
-            worker = self.fleet.add(url, role=role, bootstrap_port=port)
+            return self.fleet.add(url, role=role, bootstrap_port=port)
         except ValueError as exc:
             raise BadInput(f"worker_type: {exc}") from None
-        return _json(202, _describe(worker))
-
-    def put_worker(self, request: Request, name: str) -> Answer:
-        """`{"url": ...}`, its own: 202, and it is taken back if it was leaving. Nothing else of it can be set."""
-        url = _only_url(request)
-        worker = self.fleet.get(unquote(name))
-        if worker is None and self.fleet.is_name_of(unquote(name), url):
-            worker = self.fleet.add(url)  # gone here, since none of its requests was this process's
-        if worker is None:
-            return _unknown(name)
-        if self.fleet.get(url) is not worker:
-            raise BadInput(f"url: {worker.id} is {worker.url}; add another worker, and let this one leave")
-        return _json(202, _describe(self.fleet.add(url)))
 
     def remove_worker(self, request: Request, name: str) -> Answer:
         """By id or URL in the path, or `?url=`: no new attempts from now on; live ones end in peace."""
