@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test laws mutants lint live compare bench soak clean
+.PHONY: demo test laws pairs mutants lint live compare compare-pd bench soak clean
 
 demo: $(STAMP)
 	$(BIN)/dyn-chaos demo
@@ -15,6 +15,10 @@ test: $(STAMP)
 # The laws on examples that no run has seen yet: a seed of its own each time, told if it fails.
 laws: $(STAMP)
 	$(BIN)/pytest properties --dyn-seed $$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+
+# Prefill/decode pairs in the simulator: either leg's worker dies in every phase (some minutes).
+pairs: $(STAMP)
+	$(BIN)/dyn-chaos simulate --pairs --seeds 1000
 
 # Twenty bugs planted in the proxy, one at a time: the simulator must find each (some minutes).
 mutants: $(STAMP)
@@ -33,6 +37,10 @@ live: $(STAMP)
 # The same requests to a stock engine directly, through us and through sglang-router, which is installed into a cache.
 compare: $(STAMP)
 	PROGRAM=compare.py PYTHONPATH=bench bash tests/live/run.sh
+
+# The same before mock prefill/decode pairs, without an engine.
+compare-pd: $(STAMP)
+	cd tests/live && PYTHONPATH=../../bench:../.. ../../$(BIN)/python compare_pd.py
 
 # Benchmarks need cargo; the peers are installed into a cache outside the checkout, once.
 bench: $(STAMP)

@@ -89,6 +89,33 @@ def exactly_once(backend):
     return check
 
 
+def join(backend, oracle):
+    def check(case):
+        seen = backend.observe(case)
+        laws.join(seen, oracle)
+        return seen
+
+    return check
+
+
+def everything_of_pairs(backend, oracle):
+    """All laws of one answer that a pair has given."""
+
+    def check(case):
+        seen = backend.observe(case)
+        laws.join(seen, oracle)
+        laws.snapshot(seen)
+        alone = laws.aggregated(seen)
+        laws.admission(alone, "")
+        if not any(seen.request.get(name) for name in ("return_routed_experts", "return_indexer_topk")):
+            laws.budget(alone, oracle)  # the rows of a lost finish are asked for, which takes a call
+        laws.no_false_success(alone, oracle)
+        laws.exactly_once(alone)
+        return seen
+
+    return check
+
+
 def everything(backend):
     """All laws of one answer at once."""
 

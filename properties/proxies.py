@@ -52,15 +52,20 @@ async def proxied(network: Network, stage: Stage, host: str, port: int, **config
             await nursery.start(stage.run)
             settings = {"seed": 1, "log_level": "error", "health_success_threshold": 1, "inhibited_duration_secs": 0.0}
             settings["cb_failure_threshold"] = 0  # the faults of one case are nothing to the next
-            async with open_relay(network, host, port, stage.urls, policy=_POLICY, **settings | config) as relay:
+            prefills = tuple(worker.url for worker in stage.prefills)
+            urls = () if prefills else stage.urls
+            if prefills:
+                settings |= {"pd_disaggregation": True, "prefill": prefills, "decode": stage.urls}
+            async with open_relay(network, host, port, urls, policy=_POLICY, **settings | config) as relay:
                 fleet, live = relay.app.fleet, relay.app.live
 
                 async def settled() -> None:
                     ready = False
+                    everyone = [*stage.workers, *stage.prefills]
                     while not ready:
                         await trio.sleep(0.0005)
                         fleet.pick()  # lets those back in whose time is over
-                        alive = {worker.url for worker in stage.workers if worker.alive}
+                        alive = {worker.url for worker in everyone if worker.alive}
                         back = all(worker.state == "ready" for worker in fleet.workers if worker.url in alive)
                         ready = back and stage.quiet and not len(live)
 
@@ -100,15 +105,18 @@ def _directed(stage: Stage):
 class Simulated:
     """A new world for each case, in no real time. Four workers, so that every attempt has one of its own."""
 
-    def __init__(self, options=OPTIONS, **config):
+    def __init__(self, options=OPTIONS, *, prefills=None, **config):
+        """`prefills`: they are pairs; the options of the prefill workers, of which there are as many."""
         self._options, self._config = options, config
+        self._prefills = [prefills] * 4 if prefills is not None else []
 
     def observe(self, case):
         return trio.run(partial(self._observe, case), clock=MockClock(autojump_threshold=0))
 
     async def _observe(self, case):
         network = SimNetwork(1, Link(fragmentation=case.fragmentation))
-        stage = Stage(network, [case.dialect(number) for number in range(4)], self._options, "w{}", 30000)
+        dialects = [case.dialect(number) for number in range(4)]
+        stage = Stage(network, dialects, self._options, "w{}", 30000, prefills=self._prefills)
         with _directed(stage), trio.fail_after(_FOREVER):
             async with proxied(network, stage, "proxy", 30000, **self._config) as level:
                 return await level.observe(case)

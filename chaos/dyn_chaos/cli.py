@@ -110,6 +110,7 @@ def report_command(recorded: Path) -> None:
 
 @main.command("simulate")
 @click.option("--scenario", "file", type=_FILE, help="A TOML file; see docs/testkit.md.  [default: the built-in one]")
+@click.option("--pairs", is_flag=True, help="The built-in scenario of prefill/decode pairs instead.")
 @click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="How many.")
 @click.option("--seed", "first", type=click.IntRange(0), help="Only this one.")
 @click.option("--from", "start", type=click.IntRange(0), default=0, show_default=True, help="The first of many.")
@@ -118,6 +119,7 @@ def report_command(recorded: Path) -> None:
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default="simulations", show_default=True)
 def simulate_command(
     file: Path | None,
+    pairs: bool,
     seeds: int,
     first: int | None,
     start: int,
@@ -131,15 +133,17 @@ def simulate_command(
     """
     console = Console()
     quiet()
-    _one_of("--plan", "--scenario", "--seed", "--seeds", "--from")
+    _one_of("--scenario", "--pairs")
+    _one_of("--plan", "--scenario", "--pairs", "--seed", "--seeds", "--from")
     _one_of("--seed", "--seeds", "--from")
     try:
         if planned:
             sys.exit(not simulate.replay(scenario.read_plan(planned), console))
-        wanted = scenario.read(file) if file else Scenario()
+        wanted = scenario.read(file) if file else scenario.PAIRS if pairs else Scenario()
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    again = f"dyn-chaos simulate {f'--scenario {file} ' if file else ''}--seed "
+    which = f"--scenario {file} " if file else "--pairs " if pairs else ""
+    again = f"dyn-chaos simulate {which}--seed "
     numbers = [first] if first is not None else range(start, start + seeds)
     if not simulate.simulate(wanted, numbers, processes=processes, again=again, out=out, console=console):
         sys.exit(1)

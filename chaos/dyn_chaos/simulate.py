@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from dyn_testkit.simulation.campaign import Result, search, smallest, try_plan
-from dyn_testkit.simulation.goals import GOALS
+from dyn_testkit.simulation.goals import goals_of
 from dyn_testkit.simulation.scenario import Plan, Scenario, draw
 
 #: From this many seeds on, a goal that was never met fails the campaign.
@@ -59,7 +59,7 @@ def simulate(
             counts += result.goals
             progress.advance(bar)
             failed = result if result.findings else failed
-    _show_counts(counts, console)
+    _show_counts(goals_of(scenario), counts, console)
     minutes = (time.monotonic() - began) / 60
     console.print(
         f"{done} seeds, {virtual / 3600:.0f} virtual hours in {minutes:.1f} minutes: "
@@ -69,7 +69,7 @@ def simulate(
     if failed is not None:
         _explain(draw(scenario, failed.seed), failed, f"{again}{failed.seed}", out, console)
         return False
-    missing = [goal for goal in GOALS if not counts[goal] and (":" not in goal or goal[7:] in scenario.kinds)]
+    missing = [goal for goal in goals_of(scenario) if not counts[goal]]
     if goals and missing and len(seeds) >= ENOUGH:
         console.print(f"[bold red]never happened[/]: {'; '.join(missing)}", highlight=False)
         return False
@@ -114,10 +114,10 @@ def _show_findings(result: Result, console: Console, most: int = 8) -> None:
         console.print(f"[red]... {len(result.findings)} findings[/]")
 
 
-def _show_counts(counts: Counter[str], console: Console) -> None:
+def _show_counts(goals: Sequence[str], counts: Counter[str], console: Console) -> None:
     table = Table(title="what happened", title_justify="left")
     table.add_column("goal")
     table.add_column("times", justify="right")
-    for goal in GOALS:
+    for goal in goals:
         table.add_row(goal, str(counts[goal]) if counts[goal] else "[red]never[/]")
     console.print(table)

@@ -35,9 +35,11 @@ from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.departures import Departures
+from dyn_relay.relay.fallback import Fallback
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.orders import ORDER_TIMEOUT
 from dyn_relay.relay.queue import Queue
+from dyn_relay.relay.rooms import Rooms
 from dyn_relay.relay.service import Relay
 from dyn_relay.relay.turnstile import Turnstile
 from dyn_relay.sockets import open_network
@@ -71,6 +73,8 @@ class App:
             config.on_abort,
             config.weight_version_policy,
             tell_recomputed_rows=config.tell_recomputed_rows,
+            pd_disaggregation=config.pd_disaggregation,
+            trust_client_bootstrap=config.trust_client_bootstrap,
         )
         self._pool = Pool(
             network,
@@ -87,11 +91,12 @@ class App:
         )
         self._permits = Turnstile(self._retry_limit)
         self.metrics.watch_fleet(self._samples)
-        self.metrics.watch_policy(self.fleet.policy)
+        self.metrics.watch_policies({role.value: policy for role, policy in self.fleet.policies.items()})
         self.discovery = Discovery(self.fleet, discovery.sources(config))
         self.metrics.watch_discovery(self.discovery.samples)
         self.live = LiveRequests(rng, alone=config.processes == 1)
         self._queue = Queue(config, self.metrics)
+        self.rooms = Rooms(rng)
         self.metrics.retry_queue_depth.set_function(lambda: self._permits.waiting)
 
     async def serve(
@@ -115,6 +120,8 @@ class App:
                         if siblings.replacement and (told := await siblings.told()) is not None:
                             learn(told, self.fleet, self.discovery)
                     await background.start(self.discovery.run)
+                    if config.pd_disaggregation:
+                        await self._check_roles()
                     door.settled.set()
                     task_status.started()
                     await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
@@ -126,6 +133,14 @@ class App:
                 if siblings is not None:
                     siblings.close()
             background.cancel_scope.cancel()
+
+    async def _check_roles(self) -> None:
+        """Do the workers that answer say what they were named for? Raises `Misplaced`."""
+        await self.fleet.relearn(self.fleet.workers)
+        wrong = [one for one in self.fleet.workers if one.misplaced]
+        if wrong:
+            words = (f"{one.url} was named as {one.role}, and says that it is {one.traits.role}" for one in wrong)
+            raise Misplaced("; ".join(words))
 
     def drain(self) -> None:
         """Accept nothing new. A pause is over: nobody could end it any more, and paused workers hold what they get."""
@@ -147,6 +162,8 @@ class App:
             chores=Chores(chores),
             queue=self._queue,
             permits=self._permits,
+            rooms=self.rooms,
+            fallback=Fallback(),
         )
 
     def _moved(self, before: State, after: State) -> None:
@@ -175,6 +192,10 @@ async def _answer_siblings(listener: Listener, door: Door) -> None:
 
 def _report(exc: Exception) -> None:
     log.error("a request failed because of a defect of the proxy", exc_info=exc)
+
+
+class Misplaced(Exception):
+    """A worker was named for another role than it says it has."""
 
 
 class Orders(Protocol):
@@ -241,6 +262,16 @@ async def run(config: Config, seat: Seat | None = None) -> int:
         except (OSError, UnicodeError) as exc:  # the latter: a host name that cannot be encoded
             log.error("cannot start", option=option, error=str(exc))
             return 1
+        except ExceptionGroup as group:
+            misplaced, rest = group.split(Misplaced)
+            if misplaced is None or rest is not None:
+                raise
+            log.error("cannot start", option="prefill, decode", error=str(_first(misplaced)))
+            return 1
+
+
+def _first(exc: BaseException) -> BaseException:
+    return _first(exc.exceptions[0]) if isinstance(exc, BaseExceptionGroup) else exc
 
 
 def location(host: str, port: int) -> str:

@@ -26,7 +26,7 @@ except ModuleNotFoundError as missing:
 
 #: How `--fault` spells what happens and where; numbers beside these words: a status or `abort`CODE, and a token.
 WHAT = ("kill", "reset", "close", "stall", "garbage", "empty_200", "comments", "abort")
-WHERE = ("head", "last_token", "finish", "last_chunk", "done")
+WHERE = ("head", "bootstrap", "transfer", "transferred", "last_token", "finish", "last_chunk", "done")
 _WORDS = f"WHAT: {', '.join(WHAT)}, abortCODE, or a status; WHERE: a token (0: after the head), {', '.join(WHERE)}"
 _FAULT = re.compile(rf"(\d+):((?:{'|'.join(WHAT)}|abort\d+|\d{{3}})@(?:{'|'.join(WHERE)}|\d+))", re.ASCII)
 
@@ -96,6 +96,26 @@ _AT_LEAST_0, _AT_LEAST_1, _SECONDS = click.IntRange(0), click.IntRange(1), click
 @click.option("--max-running-requests", type=_AT_LEAST_1, default=None)
 @click.option("--max-queued-requests", type=_AT_LEAST_0, default=None)
 @click.option("--api-key", default=None)
+@click.option("--dp-size", type=_AT_LEAST_1, default=1, show_default=True)
+@click.option(
+    "--disaggregation-mode",
+    "disaggregation",
+    type=click.Choice(["null", "prefill", "decode"]),
+    default="null",
+    help="One leg of a prefill/decode pair.",
+)
+@click.option(
+    "--disaggregation-bootstrap-port",
+    "bootstrap_port",
+    type=click.IntRange(0, 65535),
+    default=8998,
+    show_default=True,
+    help="Of a prefill worker; 0 lets the system choose, and /server_info tells.",
+)
+@click.option("--transfer-ticks", type=_AT_LEAST_0, default=1, help="Forward passes that handing over a prompt takes.")
+@click.option("--bootstrap-timeout", type=_SECONDS, default=300.0, show_default=True)
+@click.option("--waiting-timeout", type=_SECONDS, default=300.0, show_default=True)
+@click.option("--heartbeat", type=_SECONDS, default=5.0, show_default=True, help="Of a decode leg that waits; 0: none.")
 @click.option("--routed-experts", is_flag=True)
 @click.option("--indexer-topk", is_flag=True)
 @click.option("--expert-mark", type=click.IntRange(0, 2**30), default=0, help="Added to every number of these rows.")

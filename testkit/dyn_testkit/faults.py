@@ -22,6 +22,9 @@ class Spot(enum.Enum):
 
     BEFORE_ACCEPT = "before_accept"  #: the connection is accepted by the system but never read
     AT_HEAD = "head"  #: the request was read, nothing was answered
+    AT_BOOTSTRAP = "bootstrap"  #: P/D: the room is taken, the leg has not looked for the other one yet
+    IN_TRANSFER = "transfer"  #: P/D: some of what prefill gives to decode is on its way, not all
+    AFTER_TRANSFER = "transferred"  #: P/D: all of it is there; no token was answered
     AT_TOKEN = "token"  #: the event with token k is out; k = 0: the head is out, no event
     INSIDE_CHUNK_SIZE = "chunk_size"  #: the chunk-size line of the event with token k is out in part
     INSIDE_JSON = "json"  #: the event with token k is out up to a byte of its JSON
@@ -46,6 +49,9 @@ class Where:
 
 BEFORE_ACCEPT = Where(Spot.BEFORE_ACCEPT)
 AT_HEAD = Where(Spot.AT_HEAD)
+AT_BOOTSTRAP = Where(Spot.AT_BOOTSTRAP)
+IN_TRANSFER = Where(Spot.IN_TRANSFER)
+AFTER_TRANSFER = Where(Spot.AFTER_TRANSFER)
 AFTER_LAST_TOKEN = Where(Spot.AFTER_LAST_TOKEN)
 AFTER_FINISH = Where(Spot.AFTER_FINISH)
 BEFORE_LAST_CHUNK = Where(Spot.BEFORE_LAST_CHUNK)
@@ -84,7 +90,9 @@ class Kind(enum.Enum):
 #: Only possible instead of an answer.
 _HEAD_ONLY = frozenset({Kind.STATUS, Kind.EMPTY_200, Kind.COMMENTS_ONLY})
 #: Can be injected where a well-formed event may stand.
-_EVENT_SPOTS = frozenset({Spot.AT_TOKEN, Spot.AFTER_LAST_TOKEN})
+_EVENT_SPOTS = frozenset(
+    {Spot.AT_TOKEN, Spot.AFTER_LAST_TOKEN, Spot.AT_BOOTSTRAP, Spot.IN_TRANSFER, Spot.AFTER_TRANSFER}
+)
 #: All that can happen to a connection nobody has read.
 _CONNECTION_KINDS = frozenset({Kind.RESET, Kind.CLOSE, Kind.STALL, Kind.KILL_WORKER})
 
@@ -265,6 +273,9 @@ class FaultPlan:
 _HEADER_KINDS = {kind.value: kind for kind in Kind if kind not in (Kind.STATUS, Kind.ABORT_EVENT)}
 _HEADER_SPOTS = {
     "head": AT_HEAD,
+    "bootstrap": AT_BOOTSTRAP,
+    "transfer": IN_TRANSFER,
+    "transferred": AFTER_TRANSFER,
     "last_token": AFTER_LAST_TOKEN,
     "finish": AFTER_FINISH,
     "last_chunk": BEFORE_LAST_CHUNK,
@@ -275,7 +286,8 @@ _HEADER_SPOTS = {
 def parse_fault(text: str) -> Fault:
     """A fault in the short spelling of the `x-mock-fault` header: `kill@12`, `reset@head`, `503@head`, `abort503@3`.
 
-    A number is a token, otherwise `head`, `last_token`, `finish`, `last_chunk` or `done`. Raises `ValueError`.
+    A number is a token, otherwise `head`, `last_token`, `finish`, `last_chunk` or `done`; of the legs of a pair also
+    `bootstrap`, `transfer` or `transferred`. Raises `ValueError`.
     """
     name, sign, place = text.strip().partition("@")
     if not sign:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
@@ -32,6 +32,8 @@ class Run(Entry, frozen=True, tag="run"):
     tapped: bool = False
     #: The workers' URLs, if they are the same throughout the run, and each can take every request.
     workers: list[str] = []
+    #: Those of prefill workers, if workers are pairs: the others are decode workers then.
+    prefills: list[str] = []
     #: The router's clock of rows at the beginning of the run.
     began: float = 0.0
     #: Migrations that a request may have before it may fail loudly; None: no request may fail.
@@ -154,6 +156,9 @@ class AttemptFields(TypedDict):
     tokens: int
     #: Why it ended; None: as it should.
     cause: str | None
+    #: Its prefill worker, if there is one, and that is told; and why it ended, in words.
+    prefill_url: NotRequired[str | None]
+    detail: NotRequired[str]
 
 
 class RowFields(TypedDict):
@@ -186,6 +191,8 @@ class Arrival(Entry, frozen=True, tag="arrival"):
     body: dict[str, Any]
     #: Which weights made the tokens of its answer: (version, start, end); None: not told.
     made: list[tuple[str, int, int]] | None = None
+    #: When the worker had done with it; None: not told.
+    left: float | None = None
 
 
 class Order(Entry, frozen=True, tag="order"):

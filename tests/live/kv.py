@@ -21,6 +21,7 @@ from dyn_chaos.report import Outcome
 from dyn_relay.fleet.kv.index import RankId
 from dyn_relay.fleet.kv.sockets import Socket
 from dyn_relay.fleet.policies.kv_aware import KvAware
+from dyn_relay.fleet.worker import Role
 from dyn_relay.sockets import open_network
 from dyn_testkit.client import fetch
 from dyn_testkit.relay import Relay, open_relay, until
@@ -91,7 +92,7 @@ class Following:
     """A proxy, and what it knows."""
 
     def __init__(self, relay: Relay, outcome: Outcome) -> None:
-        policy = relay.app.fleet.policy
+        policy = relay.app.fleet.policies[Role.REGULAR]
         assert isinstance(policy, KvAware)
         self.relay, self.policy, self.outcome = relay, policy, outcome
 

@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant(
         "wrong exclusion",
         "relay/budget.py",
-        "excluded=self.excluded | {failure.worker} if failure.rule.avoids else self.excluded,",
+        "excluded=self.excluded | avoided if failure.rule.avoids else self.excluded,",
         "excluded=self.excluded,",
     ),
     Mutant(
@@ -107,8 +107,8 @@ MUTANTS = (
     Mutant(
         "a lost attempt's worker is not told",
         "relay/request.py",
-        "        if attempt is None or not attempt.sent or not attempt.rid:\n",
-        "        if True:\n",
+        "        if attempt is None or not attempt.sent or not attempt.rid or",
+        "        if True or",
     ),
     Mutant(
         "a failed worker is no suspect",

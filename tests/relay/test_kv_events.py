@@ -13,6 +13,7 @@ import trio
 from dyn_relay.fleet.kv.index import RankId
 from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.kv_aware import KvAware
+from dyn_relay.fleet.worker import Role
 from dyn_relay.sockets import open_network
 from dyn_testkit.fleet import Fleet, open_fleet
 from dyn_testkit.relay import Relay, open_relay, until
@@ -33,7 +34,7 @@ class World:
         self.relay = relay
         self.start = fleet
         self.workers = fleet.workers
-        policy = relay.app.fleet.policy
+        policy = relay.app.fleet.policies[Role.REGULAR]
         assert isinstance(policy, KvAware)
         self.policy = policy
 
@@ -61,7 +62,7 @@ class World:
         return None if target is None else target.id
 
     def metric(self, what: str) -> float:
-        return self.relay.metric(f'dyn_relay_policy_events_total{{event="{what}"}}')
+        return self.relay.metric(f'dyn_relay_policy_events_total{{event="{what}",role="regular"}}')
 
 
 @asynccontextmanager
@@ -142,7 +143,7 @@ async def test_a_skipped_batch_is_asked_for_again_and_a_restart_empties_the_inde
         await w.becomes(prompts[0], {W1: 5})
         assert w.metric("restarted") == 1
         with trio.fail_after(30):
-            await until(lambda: w.relay.metric('dyn_relay_policy_size{what="blocks"}') == 10)
+            await until(lambda: w.relay.metric('dyn_relay_policy_size{role="regular",what="blocks"}') == 10)
         assert w.chosen(prompts[3]) == "w2"
         assert w.chosen(prompts[0]) == "w1"
 
@@ -280,4 +281,4 @@ async def test_other_policies_follow_nobody():
         async with open_relay(network, workers=[worker.url], log_level="error") as relay:
             await relay.ready()
             assert relay.app.fleet.workers[0].traits.kv_events is not None
-            assert not relay.app.fleet.policy.sizes()
+            assert not relay.app.fleet.policies[Role.REGULAR].sizes()

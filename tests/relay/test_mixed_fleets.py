@@ -171,7 +171,7 @@ def test_who_was_tried_was_not_passed_over():
 
     class Anything:
         started_work = True
-        staying: ClassVar = [SimpleNamespace(id=name, traits=UNKNOWN) for name in ("w1", "w2")]
+        staying: ClassVar = [SimpleNamespace(id=name, traits=UNKNOWN, part="regular") for name in ("w1", "w2")]
 
         def unfit(self, traits):
             return "model"
@@ -179,7 +179,7 @@ def test_who_was_tried_was_not_passed_over():
         lacks = unfit
 
     anything = Anything()
-    candidates = Candidates(anything, anything, anything)
+    candidates = Candidates(anything, anything, anything, "regular")
     assert candidates.unfit(()) == {"w1": "model", "w2": "model"}
     assert candidates.unfit({"w1"}) == {"w2": "model"}
 

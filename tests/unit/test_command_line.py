@@ -14,8 +14,8 @@ from dyn_relay.config import OPTIONS
 
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> CliRunner:
-    for option in OPTIONS:
-        monkeypatch.delenv(option.env, raising=False)
+    for name in (name for option in OPTIONS for name in option.variables):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     return CliRunner()
 

@@ -10,6 +10,7 @@ import pytest
 
 from dyn_relay.config import OPTIONS, Config, ConfigError, Option, load
 from dyn_relay.config.__main__ import reference
+from dyn_relay.fleet.stage import configured
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -192,3 +193,15 @@ def test_names_are_unique() -> None:
     for names in ([o.flag for o in OPTIONS], [o.env for o in OPTIONS]):
         assert len(set(names)) == len(names)
     assert all(option.env.startswith("DYN_") for option in OPTIONS)
+
+
+def test_two_engines_may_have_one_bootstrap_port() -> None:
+    """`--prefill URL PORT URL PORT`: what is one item to a set is two here."""
+    flags = {
+        "pd_disaggregation": True,
+        "prefill": ["http://a:1", "8998", "http://b:1", "8998"],
+        "decode": ["http://c:1"],
+    }
+    config = load(flags, {}).config
+    assert config.prefill == ("http://a:1", "8998", "http://b:1", "8998")
+    assert [named.bootstrap_port for named in configured(config)] == [8998, 8998, None]

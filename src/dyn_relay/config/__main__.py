@@ -13,6 +13,7 @@ def reference() -> str:
         "<!-- Generated: python -m dyn_relay.config > docs/configuration.md -->",
         "",
         "A flag wins over its environment variable, that over the TOML file named by `--config` (or `DYN_CONFIG`).",
+        "Where that is not named after its key, `DYN_` and the key in capitals counts, too; both, if set, must agree.",
         "The file's keys are the names below, at the top level. Times are seconds.",
         "`dyn-relay check` prints the effective value of each option and where it came from; keys are shown as `***`.",
         "Give keys by environment or file: flags can be read by every user of the machine.",

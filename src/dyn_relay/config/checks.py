@@ -27,6 +27,13 @@ def is_key(value: object) -> None:
         raise ValueError("must be printable ASCII without blanks or line ends")
 
 
+def is_format(value: object) -> None:
+    """The name of a format that is installed and can be loaded."""
+    from dyn_relay.formats import catalog  # late, as below
+
+    catalog.load(str(value))
+
+
 def is_weight_policy(value: object) -> None:
     """A value of `--weight-version-policy`."""
     from dyn_relay.formats.weights import WeightPolicy  # late, as below
@@ -42,6 +49,21 @@ def are_urls(value: object) -> None:
 
     for url in cast("tuple[str, ...]", value):
         Origin.parse(url)
+
+
+def are_urls_and_ports(value: object) -> None:
+    """URLs, each with a port behind it or none."""
+    from dyn_relay.http11.origin import Origin  # late, as above
+
+    after_url = False
+    for item in cast("tuple[str, ...]", value):
+        if item.isascii() and item.isdigit():
+            if not after_url or not 0 < int(item) < 65536:
+                raise ValueError(f"{item}: must be a port behind a URL")
+            after_url = False
+        else:
+            Origin.parse(item)
+            after_url = True
 
 
 def are_names(value: object) -> None:

@@ -26,7 +26,8 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], file: str | No
     """Merge the sources: a flag wins over the environment, that over the file (`file`, else `DYN_CONFIG`).
 
     `flags` holds only what was given, by option name. An empty environment value counts as not given. Raises
-    `ConfigError` for a value that cannot be used and for a key of the file that is no option.
+    `ConfigError` for a value that cannot be used, for two names of a variable that differ, and for a key of the file
+    that is no option.
     """
     path = file or environ.get(CONFIG_ENV)
     stored = _read_file(path) if path else {}
@@ -36,8 +37,10 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], file: str | No
         source, raw = "default", None
         if flags.get(option.name) is not None:
             source, raw = option.flag, flags[option.name]
-        elif environ.get(option.env):
-            source, raw = option.env, environ[option.env]
+        elif given := {name: environ[name] for name in option.variables if environ.get(name)}:
+            if len(set(given.values())) > 1:
+                raise ConfigError(f"{option.name}: {' and '.join(given)} differ; {option.env} is enough")
+            source, raw = next(iter(given.items()))
         elif option.name in stored:
             source, raw = str(path), stored[option.name]
         if source == option.flag and not option.choices and raw in ("", ("",)):

@@ -27,10 +27,20 @@ def option(
     secret: bool = False,
     verify: Callable[[object], None] | None = None,
     metavar: str = "",
+    repeats: bool = False,
 ) -> Any:
-    """A field of the table. `env`: the variable, if it is not named as usual; a `secret` is shown to nobody."""
+    """A field of the table. A `secret` is shown to nobody.
+
+    `env`: the variable's name, if it is not the usual one, which then counts as well.
+    """
     rules: dict[str, object] = {"section": section, "help": text, "minimum": minimum, "maximum": maximum}
-    rules |= {"env": env, "metavar": metavar, "secret": secret, "verify": is_key if secret else verify}
+    rules |= {
+        "repeats": repeats,
+        "env": env,
+        "metavar": metavar,
+        "secret": secret,
+        "verify": is_key if secret else verify,
+    }
     return dataclasses.field(default=default, repr=not secret, metadata=rules)
 
 
@@ -57,6 +67,8 @@ class Option:
     maximum: float | None
     env: str
     secret: bool
+    #: Of a list: the same item may come twice.
+    repeats: bool
     verify: Callable[[object], None] | None
     #: How its value is called in the help, if not by its kind.
     metavar: str
@@ -65,6 +77,11 @@ class Option:
     def flag(self) -> str:
         """The long flag, e.g. `--log-json`."""
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The environment's names for it, the documented one first."""
+        return tuple(dict.fromkeys((self.env, _usual_env(self.name))))
 
     @property
     def many(self) -> bool:
@@ -82,6 +99,8 @@ class Option:
             value = self.kind.read(raw)
         except (TypeError, ValueError):
             raise self._error(f"must be {self.kind.word}", raw, source) from None
+        if isinstance(value, tuple) and not self.repeats:
+            value = tuple(dict.fromkeys(value))
         self.check(value, source)
         return value
 
@@ -92,7 +111,7 @@ class Option:
                 raise self._error(f"must be at least {self.minimum:g}", value, source)
             if self.maximum is not None and not value <= self.maximum:
                 raise self._error(f"must be at most {self.maximum:g}", value, source)
-        if self.choices and value not in self.choices:
+        if self.choices and value is not None and value not in self.choices:
             raise self._error("must be one of " + ", ".join(self.choices), value, source)
         if self.verify is not None:
             try:
@@ -114,6 +133,10 @@ class Option:
 
     def _error(self, problem: str, value: object, source: str) -> ConfigError:
         return ConfigError(f"{self.name}: {problem}{'' if self.secret else f', not {value!r}'} (from {source})")
+
+
+def _usual_env(name: str) -> str:
+    return f"DYN_{name.upper()}"
 
 
 def _read_text(raw: object) -> object:
@@ -149,7 +172,7 @@ def _read_list(raw: object) -> object:
     items = [raw] if isinstance(raw, str) else raw
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
         raise ValueError
-    return tuple(dict.fromkeys(part for item in items for part in item.replace(",", " ").split()))
+    return tuple(part for item in items for part in item.replace(",", " ").split())
 
 
 _BOOL = Kind("true or false", "", _read_bool)
@@ -170,10 +193,10 @@ def options_of(table: type[Any]) -> tuple[Option, ...]:
     rows = []
     for field in dataclasses.fields(table):
         hint = hints[field.name]
-        choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
         if type(None) in typing.get_args(hint):
             hint = typing.get_args(hint)[0]
-        rules = {**field.metadata, "env": field.metadata["env"] or f"DYN_{field.name.upper()}"}
+        choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+        rules = {**field.metadata, "env": field.metadata["env"] or _usual_env(field.name)}
         kind = _TEXT if choices else _KINDS[hint]
         rows.append(Option(name=field.name, kind=kind, choices=choices, default=field.default, **rules))
     return tuple(rows)

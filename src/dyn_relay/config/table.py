@@ -11,7 +11,9 @@ from dyn_relay.config.checks import (
     are_labels,
     are_names,
     are_urls,
+    are_urls_and_ports,
     can_ask_kubernetes,
+    is_format,
     is_host,
     is_key,
     is_name_and_port,
@@ -45,6 +47,10 @@ Policy = Literal[
 OnAbort = Literal["relay", "resume"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+#: Options that want `pd_disaggregation`, and those that cannot be used with it.
+_PAIRED = ("prefill", "decode", "prefill_policy", "decode_policy", "decode_fallback", "trust_client_bootstrap")
+_NOT_PAIRED = ("worker_urls", "discovery_file", "discovery_dns", "service_discovery")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -75,6 +81,33 @@ class Config:
         verify=are_urls,
     )
     policy: Policy = option(WORKERS, "least_loaded", "Which worker gets the next attempt.")
+    pd_disaggregation: bool = option(
+        WORKERS,
+        False,
+        "Workers are pairs: one computes the prompt, another one the answer. See --prefill and --decode.",
+    )
+    prefill: tuple[str, ...] = option(
+        WORKERS,
+        (),
+        "With --pd-disaggregation: engines that compute prompts. The port behind a URL is its bootstrap port, if it is "
+        "not the one that the engine itself tells.",
+        verify=are_urls_and_ports,
+        metavar="URL [PORT] ...",
+        repeats=True,
+    )
+    decode: tuple[str, ...] = option(
+        WORKERS, (), "With --pd-disaggregation: engines that compute answers.", verify=are_urls, metavar="URL ..."
+    )
+    prefill_policy: Policy | None = option(WORKERS, None, "As --policy, for prefill workers; unset = as --policy.")
+    decode_policy: Policy | None = option(WORKERS, None, "As --policy, for decode workers; unset = as --policy.")
+    decode_fallback: bool = option(
+        WORKERS,
+        False,
+        "While no prefill worker is left, let decode workers compute prompts, too, if they say that they can.",
+    )
+    trust_client_bootstrap: bool = option(
+        WORKERS, False, "Let clients set bootstrap_host, bootstrap_port and bootstrap_room; without it they get a 400."
+    )
     request_id_headers: tuple[str, ...] = option(
         WORKERS,
         (),
@@ -124,7 +157,13 @@ class Config:
         minimum=1,
         maximum=1_000_000_000,
     )
-    format: Literal["sglang"] = option(WORKERS, "sglang", "The wire format that the workers speak.")
+    format: str = option(
+        WORKERS,
+        "sglang",
+        "The wire format that the workers speak: sglang, or one that another package has brought.",
+        env="DYN_GENERATE_FORMAT",
+        verify=is_format,
+    )
     upstream_pool_idle_timeout_secs: float = option(
         WORKERS, 3.0, "How long an idle connection to a worker is kept. Stay below the engine's own 5 s.", minimum=0
     )
@@ -302,6 +341,10 @@ class Config:
             row.check(getattr(self, row.name), f"{type(self).__name__}()")
         if self.service_discovery and not self.selector:
             raise ConfigError("service_discovery: needs a selector, or every pod of the cluster would be a worker")
+        for name in _NOT_PAIRED if self.pd_disaggregation else _PAIRED:
+            if getattr(self, name):
+                need = "says nothing of roles; use prefill and decode" if self.pd_disaggregation else "means nothing"
+                raise ConfigError(f"{name}: {need} with{'' if self.pd_disaggregation else 'out'} pd_disaggregation")
         for name in ("selector", "service_discovery_namespace"):
             if getattr(self, name) and not self.service_discovery:
                 raise ConfigError(f"{name}: finds nobody without service_discovery")

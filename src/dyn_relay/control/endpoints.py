@@ -20,8 +20,9 @@ from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.target import Target
-from dyn_relay.fleet.worker import State, Worker
+from dyn_relay.fleet.worker import Role, State, Worker
 from dyn_relay.formats.base import Answer
+from dyn_relay.http11.origin import Origin
 from dyn_relay.http11.server import Drain, Request
 from dyn_relay.observe.metrics import CONTENT_TYPE, Metrics
 from dyn_relay.relay.departures import Departures
@@ -58,7 +59,7 @@ class Endpoints:
 
     def readiness(self, request: Request, name: str) -> Answer:
         """200 while new requests are taken and some worker can take them, else 503."""
-        able = any(worker.healthy or worker.state is State.HALF_OPEN for worker in self.fleet.workers)
+        able = self.fleet.able
         ready = able and not self.draining.is_set()
         return Answer(200 if ready else 503, b"")
 
@@ -90,23 +91,30 @@ class Endpoints:
 
     def add_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}` in the body or `?url=`: 202 with the worker, the same one if it is known."""
-        try:
-            worker = self.fleet.add(_only_url(request))
-        except ValueError as exc:
-            raise BadInput(f"url: {exc}") from None
-        return _json(202, _describe(worker))
+        return _json(202, _describe(self._named(request)))
 
     def put_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}`, its own: 202, and it is taken back if it was leaving. Nothing else of it can be set."""
         url = _only_url(request)
         worker = self.fleet.get(unquote(name))
-        if worker is None and self.fleet.is_name_of(unquote(name), url):
-            worker = self.fleet.add(url)  # gone here, since none of its requests was this process's
-        if worker is None:
+        if worker is None and not self.fleet.is_name_of(unquote(name), url):
             return _unknown(name)
-        if self.fleet.get(url) is not worker:
+        if worker is not None and self.fleet.get(url) is not worker:
             raise BadInput(f"url: {worker.id} is {worker.url}; add another worker, and let this one leave")
-        return _json(202, _describe(self.fleet.add(url)))
+        # One that is gone here, since none of its requests was this process's, is added.
+        return _json(202, _describe(self._named(request)))
+
+    def _named(self, request: Request) -> Worker:
+        """The worker that a request names, in the fleet from now on. Raises `BadInput`."""
+        try:
+            Origin.parse(url := _only_url(request))
+        except ValueError as exc:
+            raise BadInput(f"url: {exc}") from None
+        role, port = _part(request)
+        try:
+            return self.fleet.add(url, role=role, bootstrap_port=port)
+        except ValueError as exc:
+            raise BadInput(f"worker_type: {exc}") from None
 
     def remove_worker(self, request: Request, name: str) -> Answer:
         """By id or URL in the path, or `?url=`: no new attempts from now on; live ones end in peace."""
@@ -253,7 +261,16 @@ def abort_of(request: Request) -> tuple[str, bool]:
 #: Names of a worker's URL in a body.
 _URLS = ("url", "worker_url")
 #: Of its traits, what decides who gets a request, and who goes on with it; null: it does not say.
-_SHOWN = ("text", "incremental", "max_input", "deterministic", "routed_experts", "indexer_topk", "sampling_defaults")
+_SHOWN = (
+    "role",
+    "text",
+    "incremental",
+    "max_input",
+    "deterministic",
+    "routed_experts",
+    "indexer_topk",
+    "sampling_defaults",
+)
 
 
 def _describe(worker: Worker) -> dict[str, object]:
@@ -263,7 +280,10 @@ def _describe(worker: Worker) -> dict[str, object]:
         "id": worker.id,
         "url": worker.url,
         "named_by": sorted(worker.named_by),
-        "is_healthy": worker.healthy,
+        "worker_type": worker.role.value,
+        "bootstrap_port": worker.bootstrap_port or worker.traits.bootstrap_port,
+        "misplaced": worker.misplaced,
+        "is_healthy": worker.healthy and not worker.misplaced,
         "state": worker.state.value,
         "cause": worker.cause,
         "since": round(trio.current_time() - worker.since, 3),
@@ -302,11 +322,8 @@ def _url(request: Request) -> str:
 
 
 def _only_url(request: Request) -> str:
-    """The same, of a request that may set nothing else; SMG's name for such a worker is taken as well."""
-    _nothing_but(request, ("url",), (*_URLS, "worker_type"), "nothing of a worker can be set but its url")
-    kind = _object(request).get("worker_type", "regular")
-    if kind != "regular":
-        raise BadInput(f"worker_type: must be regular, not {kind!r}")
+    """The same, of a request that may set nothing else but its part, see `_part`."""
+    _nothing_but(request, ("url",), (*_URLS, *_PART), "nothing of a worker can be set but its url and its part")
     return _url(request)
 
 
@@ -315,6 +332,21 @@ def _nothing_but(request: Request, query: Sequence[str], body: Sequence[str], wh
     asked = [name for name in parse_qs(request.query, keep_blank_values=True) if name not in query]
     for name in (*asked, *(field for field in _object(request) if field not in body)):
         raise BadInput(f"{name}: {why}")
+
+
+#: Under the names that SMG has for them.
+_PART = ("worker_type", "bootstrap_port")
+
+
+def _part(request: Request) -> tuple[Role | None, int | None]:
+    """A worker's role and bootstrap port: `worker_type` and `bootstrap_port` in the body. Raises `BadInput`."""
+    fields = _object(request) if request.body else {}
+    kind, port = fields.get("worker_type"), fields.get("bootstrap_port")
+    if kind is not None and kind not in list(Role):
+        raise BadInput(f"worker_type: must be one of {', '.join(Role)}")
+    if port is not None and not (type(port) is int and 0 < port < 65536):
+        raise BadInput("bootstrap_port: must be a port")
+    return (None if kind is None else Role(kind)), port
 
 
 def _object(request: Request) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import msgspec
 from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.rejoin import Standing
-from dyn_relay.fleet.worker import State
+from dyn_relay.fleet.worker import Role, State
 
 
 class Member(msgspec.Struct):
@@ -17,6 +17,8 @@ class Member(msgspec.Struct):
     named_by: list[str]
     standing: Standing
     epoch: str | None
+    role: Role
+    bootstrap_port: int | None
 
 
 class Told(msgspec.Struct):
@@ -32,7 +34,9 @@ class Told(msgspec.Struct):
 def tell(fleet: Fleet, discovery: Discovery) -> Told:
     """This process's."""
     members = [
-        Member(worker.url, sorted(worker.named_by), worker.standing, worker.epoch)
+        Member(
+            *(worker.url, sorted(worker.named_by), worker.standing, worker.epoch, worker.role, worker.bootstrap_port)
+        )
         for worker in fleet.workers
         if worker.state is not State.DRAINING
     ]
@@ -42,7 +46,7 @@ def tell(fleet: Fleet, discovery: Discovery) -> Told:
 def learn(told: Told, fleet: Fleet, discovery: Discovery) -> None:
     """Begin where another process is."""
     for member in told.workers:
-        worker = fleet.add(member.url)
+        worker = fleet.add(member.url, role=member.role, bootstrap_port=member.bootstrap_port)
         worker.named_by = set(member.named_by)
         worker.standing, worker.epoch = member.standing, member.epoch
     discovery.recall(told.named)

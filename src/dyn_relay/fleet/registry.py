@@ -23,8 +23,9 @@ from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedP
 from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.fleet.rejoin import Standing
+from dyn_relay.fleet.stage import Stage, policies_of, roles_of
 from dyn_relay.fleet.target import Lease, Target, no_tokens
-from dyn_relay.fleet.worker import TIER, TIERS, Signal, State, Worker
+from dyn_relay.fleet.worker import TIER, TIERS, Role, Signal, State, Worker
 from dyn_relay.formats.base import Format
 from dyn_relay.http11.client import Origin, Pool, fetch
 
@@ -66,10 +67,13 @@ class Fleet:
         self.config = config
         self._clock = clock
         self._examiner = Examiner(config, format, pool, fetch)
-        #: Chooses; `Fleet.run` runs it.
-        self.policy = POLICIES[config.policy](config, rng or random.Random(config.seed), clock)
+        #: Who chooses among the workers of a role; `Fleet.run` runs them.
+        self.policies = {
+            role: POLICIES[name](config, rng or random.Random(config.seed), clock)
+            for role, name in policies_of(config).items()
+        }
         self._keeper = Keeper(
-            config, clock, lambda: self.staying, self.relearn, moved=self._moved, renewed=self.policy.forget
+            config, clock, lambda: self.staying, self.relearn, moved=self._moved, renewed=self._renewed
         )
         self._on_move = on_move
         self._recounted = -math.inf
@@ -100,6 +104,13 @@ class Fleet:
         """How many can be asked at once."""
         return sum(worker.state in TIERS[0] for worker in self._workers.values())
 
+    @property
+    def able(self) -> bool:
+        """For each part of a request somebody is well, or on trial; or for all of it, and nobody for prompts alone."""
+        up = [one for one in self._workers.values() if one.healthy or one.state is State.HALF_OPEN]
+        parts = {worker.part for worker in up if not worker.misplaced}
+        return {Role.PREFILL, Role.DECODE} <= parts or parts & {Role.PREFILL, Role.REGULAR} == {Role.REGULAR}
+
     def get(self, id_or_url: str) -> Worker | None:
         """A worker by id or URL."""
         if id_or_url in self._workers:
@@ -117,22 +128,33 @@ class Fleet:
         except ValueError:
             return False
 
-    def add(self, url: str, by: str = HAND) -> Worker:
+    def add(self, url: str, by: str = HAND, role: Role | None = None, bootstrap_port: int | None = None) -> Worker:
         """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL.
 
-        `by`: who names it. It stays as long as anybody does. One that an operator names is let in, see `admit`.
+        `by`: who names it. It stays as long as anybody does. One that an operator names is let in, see `admit`. `role`:
+        what it is for; None: what it was named for before, or the only thing that workers are for here. Raises
+        `ValueError` for a role without a use, and for another one than it was named for.
         """
         origin = Origin.parse(url)
         worker = self.get(url)
         if worker is not None:
+            if role not in (None, worker.role):
+                raise ValueError(f"{worker.id} is for {worker.role}: it must leave before it can be for {role}")
+            worker.bootstrap_port = bootstrap_port or worker.bootstrap_port
             worker.named_by.add(by)
             if self._keeper.move(worker, Signal.REJOIN):
                 self._watches[worker.id].alarm()
             return self.admit(worker.id) if by == HAND else worker
+        roles = roles_of(self.config)
+        role = roles[0] if role is None and len(roles) == 1 else role
+        if role not in roles:
+            raise ValueError(f"a worker is for {' or '.join(roles)} here, not {role or 'nothing'}")
         self._joined += 1
         breaker = Breaker(self.config.cb_failure_threshold, self.config.cb_success_threshold)
         number, now = self._joined, self._clock()
         worker = Worker(self._name(origin), number, origin, now, breaker=breaker, named_by={by})
+        worker.role, worker.bootstrap_port = role, bootstrap_port
+        worker.stands_in = self.config.decode_fallback and role is Role.DECODE
         self._workers[worker.id] = worker
         watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._keeper)
         log.info("worker joined", worker=worker.id, url=worker.url)
@@ -195,7 +217,8 @@ class Fleet:
             try:
                 for watch in self._watches.values():
                     nursery.start_soon(watch.run)
-                nursery.start_soon(self.policy.run, self)
+                for role, policy in self.policies.items():
+                    nursery.start_soon(policy.run, Stage(self, role))
                 task_status.started()
                 await trio.sleep_forever()
             finally:
@@ -206,7 +229,8 @@ class Fleet:
     def has_room(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> bool:
         """Would `pick` find a target at a worker that is well?"""
         for worker in self._workers.values():
-            well = worker.state is State.READY and worker.standing is not Standing.AWAY and not worker.locked
+            well = worker.state is State.READY and worker.standing is not Standing.AWAY
+            well = well and not (worker.locked or worker.misplaced)
             usable = well and worker.id not in exclude and accept(worker)
             if usable and any(target.id not in exclude for target in worker.targets):
                 return True
@@ -367,10 +391,10 @@ class Fleet:
             self._recounted = now
             for worker in self._workers.values():
                 worker.recount()
-        return self.policy.choose(targets, ask)
+        return self.policies[targets[0].worker.part].choose(targets, ask)
 
     def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool], ask: Ask) -> list[Worker]:
-        usable = [w for w in self._workers.values() if accept(w)]
+        usable = [w for w in self._workers.values() if not w.misplaced and accept(w)]
         if exclude:
             usable = [w for w in usable if w.id not in exclude and any(one.id not in exclude for one in w.targets)]
         usable = [worker for worker in usable if not worker.locked] or usable
@@ -411,9 +435,13 @@ class Fleet:
         if self.leaving(target.worker) and target.worker.in_flight == 0:
             self._forget(target.worker)
 
+    def _renewed(self, worker: Worker) -> None:
+        for policy in self.policies.values():
+            policy.forget(worker)  # a new process of it may have another part
+
     def _forget(self, worker: Worker) -> None:
         del self._workers[worker.id]
         self._watches.pop(worker.id).stop()
-        self.policy.forget(worker)
+        self._renewed(worker)
         log.info("worker left", worker=worker.id, url=worker.url)
         self._changed()

@@ -134,6 +134,14 @@ TRANSITIONS: dict[tuple[State, Signal], State] = {
 _LOUD = frozenset({State.SUSPECT, State.UNREADY, State.OPEN, State.STALE, State.DEAD})
 
 
+class Role(StrEnum):
+    """What a worker does for a request; the names are those of SMG's `worker_type`."""
+
+    REGULAR = "regular"  #: all of it
+    PREFILL = "prefill"  #: the prompt and one token, for a decode worker
+    DECODE = "decode"  #: the tokens, once it has the prompt's cache from a prefill worker
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
     """An engine and what is known of it. Times are seconds of the fleet's clock."""
@@ -144,6 +152,12 @@ class Worker:
     origin: Origin
     since: float
     state: State = State.STARTING
+    #: What it was named for.
+    role: Role = Role.REGULAR
+    #: It was named for decode, and may do all of a request if it says that it is there for that.
+    stands_in: bool = False
+    #: Where a prefill worker hands caches over, if it is not the port that the worker itself knows.
+    bootstrap_port: int | None = None
     #: Why it is in this state, for people.
     cause: str = "joined"
     traits: Traits = UNKNOWN
@@ -199,6 +213,16 @@ class Worker:
         """Bring `tokens` up to date."""
         for target in (*self.targets, *self._former):
             target.recount()
+
+    @property
+    def part(self) -> Role:
+        """What it is here for."""
+        return Role.REGULAR if self.stands_in and self.traits.role == Role.REGULAR else self.role
+
+    @property
+    def misplaced(self) -> bool:
+        """It says that it has another role than the one that it was named for, and cannot be used in that one."""
+        return self.traits.role not in (None, self.part)
 
     @property
     def unmet(self) -> bool:

@@ -129,6 +129,10 @@ class Traits:
     indexer_topk: bool | None = None
     #: Its data-parallel ranks, numbered from 0; each has a cache and a queue of its own.
     dp_size: int | None = None
+    #: What it does for a request: "regular", "prefill" or "decode".
+    role: str | None = None
+    #: A prefill worker's own port for handing caches over.
+    bootstrap_port: int | None = None
     #: Differs between two processes at the same address, and stays the same as long as one lives.
     epoch: str | None = None
     #: None also if it publishes nothing.
@@ -165,6 +169,20 @@ class Explanation:
     needs: tuple[str, ...] = ()
     #: What would be otherwise with other workers.
     depends: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """The prefill worker that an attempt at a decode worker has beside it."""
+
+    traits: Traits
+    #: Where it hands caches over, as the decode worker is to find it; a port of None is the one that it knows itself.
+    host: str
+    port: int | None
+    #: The data-parallel rank that is to take it, None: whichever.
+    rank: int | None
+    #: Draws a number, 1 to 2**63 - 1, that no live attempt has.
+    room: Callable[[], int]
 
 
 class Reading(enum.Enum):
@@ -227,6 +245,8 @@ class Exchange(Protocol):
     end: End | None
     #: A line about `end` for logs: the engine's message.
     detail: str
+    #: What the prefill worker of the current attempt is to be sent; None if it has none.
+    beside: Outbound | None
 
     @property
     def question(self) -> Outbound | None:
@@ -267,14 +287,28 @@ class Exchange(Protocol):
     def unfit(self, traits: Traits) -> str:
         """Why no attempt after the first may go to a worker with these traits, in a word or two; "" if one may."""
 
-    def dispatch(self, traits: Traits, rid: str, now: float, rank: int | None = None) -> Outbound:
+    @property
+    def waits_for_prefill(self) -> bool:
+        """No more of the current attempt's answer can be taken before `prefilled` is called."""
+
+    def dispatch(
+        self, traits: Traits, rid: str, now: float, rank: int | None = None, pairing: Pairing | None = None
+    ) -> Outbound:
         """Begin the next attempt, under the name `rid`; the first gives the client's request, later ones continuations.
 
         `rid` is the exchange's own for attempt 0, unless aborts would take that for another live one. A request that is
         not migratable keeps the client's body, and so its rid. `rank`: the data-parallel rank that is to take it, which
         the request then names; None: the first attempt names what its client does, later ones none.
 
+        `pairing`: the worker has one for the prompt beside it, which is sent `beside` at the same time.
+
         Not to be called once `complete` has given bytes.
+        """
+
+    def prefilled(self, answer: Answer, events: Sequence[Event] | None, now: float) -> bytes:
+        """The prefill worker's whole answer, and its `events` if it is a stream of them; return as `feed`.
+
+        Sets `end` if it is an error. Raises `CannotComplete`.
         """
 
     def stall_allowance(self) -> float:

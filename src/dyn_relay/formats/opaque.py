@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from dyn_relay.formats.base import Answer, End, Event, Headers, Outbound, Reading, Traits, Verdict
+from dyn_relay.formats.base import Answer, End, Event, Headers, Outbound, Pairing, Reading, Traits, Verdict
 
 
 class OpaqueExchange:
@@ -29,6 +29,8 @@ class OpaqueExchange:
     answering = False
     leavable = False
     question: Outbound | None = None
+    beside: Outbound | None = None
+    waits_for_prefill = False
 
     def __init__(self, method: str, target: str, content_type: bytes, body: bytes) -> None:
         self.end: End | None = None
@@ -53,8 +55,13 @@ class OpaqueExchange:
     def unfit(self, traits: Traits) -> str:
         return ""
 
-    def dispatch(self, traits: Traits, rid: str, now: float, rank: int | None = None) -> Outbound:
+    def dispatch(
+        self, traits: Traits, rid: str, now: float, rank: int | None = None, pairing: Pairing | None = None
+    ) -> Outbound:
         return self._outbound
+
+    def prefilled(self, answer: Answer, events: Sequence[Event] | None, now: float) -> bytes:
+        raise NotImplementedError  # nothing is sent beside it
 
     def stall_allowance(self) -> float:
         return 0.0

@@ -120,7 +120,7 @@ class Metrics(Collector):
         self.registry = registry = CollectorRegistry()
         self._fleet: Callable[[], Iterable[WorkerSample]] = tuple
         self._sources: Callable[[], Iterable[SourceSample]] = tuple
-        self._policy: Policy | None = None
+        self._policies: Mapping[str, Policy] = {}
         self._dropped: Callable[[], int] = int
 
         def gauge(name: str, text: str) -> prometheus_client.Gauge:
@@ -192,9 +192,9 @@ class Metrics(Collector):
         """Ask `samples` for the sources of workers at each scrape."""
         self._sources = samples
 
-    def watch_policy(self, policy: Policy) -> None:
-        """Ask it for its counts and sizes at each scrape."""
-        self._policy = policy
+    def watch_policies(self, policies: Mapping[str, Policy]) -> None:
+        """Ask each, by the role that it chooses for, for its counts and sizes at each scrape."""
+        self._policies = policies
 
     def watch_log(self, dropped: Callable[[], int]) -> None:
         """Ask `dropped` for the log's lost lines at each scrape."""
@@ -226,15 +226,16 @@ class Metrics(Collector):
         yield state
         yield load
         yield total
-        if self._policy is not None:
-            events = CounterMetricFamily("dyn_relay_policy_events", "What the policy has counted.", labels=["event"])
-            for name, count in self._policy.counts().items():
-                events.add_metric([name], count)
-            yield events
-            sizes = GaugeMetricFamily("dyn_relay_policy_size", "What the policy remembers now.", labels=["what"])
-            for name, size in self._policy.sizes().items():
-                sizes.add_metric([name], size)
-            yield sizes
+        names = ["role", "event"]
+        events = CounterMetricFamily("dyn_relay_policy_events", "What the policy has counted.", labels=names)
+        sizes = GaugeMetricFamily("dyn_relay_policy_size", "What the policy remembers now.", labels=["role", "what"])
+        for role, policy in self._policies.items():
+            for name, count in policy.counts().items():
+                events.add_metric([role, name], count)
+            for name, size in policy.sizes().items():
+                sizes.add_metric([role, name], size)
+        yield events
+        yield sizes
 
     def render(self) -> bytes:
         """The page, as text of `CONTENT_TYPE`."""

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import trio
 
 from dyn_relay.fleet.health import Probe
 from dyn_relay.fleet.target import Target
+from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import CannotComplete, End, Exchange, Outbound, Reading
-from dyn_relay.http11.client import Upstream, request_parts
+from dyn_relay.http11.client import Upstream
 from dyn_relay.http11.errors import BadResponse, EventTooLarge
 from dyn_relay.http11.headers import Headers, end_to_end, get
 from dyn_relay.net import ConnectFailed, ConnectionBroken, Ended
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
 from dyn_relay.relay.failure import Failure, Kind, Phase
+from dyn_relay.relay.leg import Leg
 from dyn_relay.relay.orders import ask
 from dyn_relay.relay.reader import AnswerReader
+from dyn_relay.relay.sending import dial, read_tail, send
 from dyn_relay.relay.silence import Silence
 from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 
-#: Seconds to wait for the end of the framing after the engine's last word, so that the connection can be reused.
-TAIL_PATIENCE = 0.1
 #: What a worker says to a key that it does not know.
 _KEY_REFUSED = (401, 403)
 #: Seconds after the sending in which the end of a reused connection is put down to its age.
@@ -58,8 +60,9 @@ class Attempt:
         *,
         reuse: bool,
         again: bool = False,
+        leg: Leg | None = None,
     ) -> None:
-        """`rank`: the one that the request is to name, if any.
+        """`rank`: the one that the request is to name, if any. `leg`: the prefill worker's part, at a pair.
 
         `reuse`: an idle connection may be used, which can be stale. `again`: the one before this one was.
         """
@@ -69,6 +72,11 @@ class Attempt:
         self.rid = rid
         self._reuse = reuse and not again
         self._again = again
+        self._leg = leg
+        #: What the prefill worker has said was taken.
+        self._joined = leg is None
+        #: What it has said is the answer.
+        self._spoken_beside = False
         #: The request may have reached the worker: only then can it have a use for an abort.
         self.sent = False
         self.reader: AnswerReader | None = None
@@ -87,19 +95,42 @@ class Attempt:
     @property
     def in_stream(self) -> bool:
         """The answer is, or was to be, a stream of events."""
-        return self.reader is not None and self.reader.reading is Reading.EVENTS
+        return self.reader is not None and self.reader.reading is Reading.EVENTS and not self._spoken_beside
+
+    @property
+    def paired(self) -> bool:
+        """Another worker computes, or has computed, the prompt."""
+        return self._leg is not None
+
+    @property
+    def at_work(self) -> list[Worker]:
+        """Workers that may be at work on it."""
+        beside = [self._leg.worker] if self._leg is not None and self._leg.running else []
+        return [self.worker, *beside] if self.sent else beside
+
+    def uses(self, worker: Worker) -> bool:
+        """It goes on there, as far as is known."""
+        return worker is self.worker or (
+            self._leg is not None and worker is self._leg.worker and not self._leg.finished.is_set()
+        )
+
+    def blamed(self, failure: Failure) -> Target:
+        """The one that has failed."""
+        leg = self._leg
+        return leg.target if leg is not None and failure.worker in (leg.worker.id, leg.target.id) else self._target
 
     @property
     def worker_headers(self) -> Headers:
         """Its end-to-end headers, for an answer that is handed on whole."""
-        if self.reader is None:
+        if self.reader is None or self._spoken_beside:
             return []
         return [pair for pair in end_to_end(self.reader.response.headers) if pair[0] not in _REWRITTEN]
 
     @property
     def retry_after(self) -> float | None:
         """Seconds that a busy worker asks for (`Retry-After`); None if it does not, or names a date."""
-        text = get(self.reader.response.headers, b"retry-after") if self.reader is not None else None
+        spoken = self.reader is not None and not self._spoken_beside
+        text = get(self.reader.response.headers, b"retry-after") if self.reader is not None and spoken else None
         return float(text) if text is not None and len(text) < 10 and text.isdigit() else None
 
     def unwanted(self) -> None:
@@ -135,7 +166,7 @@ class Attempt:
 
     async def _run(self, headers: Headers) -> Failure | None:
         try:
-            upstream = await self._dial()
+            upstream = await dial(self._context, self.worker.origin, self._client, reuse=self._reuse)
         except ConnectFailed as exc:
             if not self._again:
                 return self._failure(Kind.CONNECT, Phase.DIAL, str(exc))
@@ -143,29 +174,32 @@ class Attempt:
             # connection's age, the worker died with the request in its hands.
             return self._failure(Kind.CUT, Phase.SENT, str(exc))
         try:
-            outbound = self._exchange.dispatch(self.worker.traits, self.rid, trio.current_time(), self._rank)
-            return await self._converse(upstream, outbound, headers)
+            pairing = self._leg.pairing() if self._leg is not None else None
+            now = trio.current_time()
+            outbound = self._exchange.dispatch(self.worker.traits, self.rid, now, self._rank, pairing)
+            if self._leg is None or self._exchange.beside is None:
+                return await self._converse(upstream, outbound, headers)
+            return await self._converse_beside(self._leg, self._exchange.beside, upstream, outbound, headers)
         except BaseException:
             upstream.discard()
             raise
 
-    async def _dial(self) -> Upstream:
-        pool, origin = self._context.pool, self.worker.origin
-        idle = pool.take(origin) if self._reuse else None
-        if idle is not None:
-            return idle
-        dialled: list[Upstream] = []
-
-        async def dial() -> None:
-            dialled.append(await pool.acquire(origin, fresh=True))
-
-        try:
-            await unless_gone(self._client, dial)
-        except BaseException:
-            for upstream in dialled:
-                upstream.discard()
-            raise
-        return dialled[0]
+    async def _converse_beside(
+        self, leg: Leg, beside: Outbound, upstream: Upstream, outbound: Outbound, headers: Headers
+    ) -> Failure | None:
+        """`_converse`, while the prefill worker is at work; what it is still at when that ends, it is to drop."""
+        failure: Failure | None = None
+        errors: list[Exception] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leg.run, beside, headers, lambda: self._reading.cancel())
+            try:
+                failure = await self._converse(upstream, outbound, headers)
+            except Exception as exc:  # carried out of the nursery as it is
+                errors.append(exc)
+            nursery.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
+        return failure
 
     async def _converse(self, upstream: Upstream, outbound: Outbound, headers: Headers) -> Failure | None:
         reader = self.reader = AnswerReader(
@@ -178,7 +212,8 @@ class Attempt:
         self.sent = True
         self._sent_at = trio.current_time()
         try:
-            early = await self._send(upstream, outbound, headers, reader)
+            origin = self.worker.origin
+            early = await send(self._context, upstream, origin, outbound, headers, reader, self._client)
             if early is None or self._exchange.question is not None:
                 failure = await self._read(upstream, reader, headers)
             else:
@@ -188,51 +223,12 @@ class Attempt:
         except (BadResponse, EventTooLarge) as exc:
             early, failure = None, self._failure(Kind.GARBAGE, self._phase(reader), str(exc))
         if failure is None and not reader.response.complete:
-            await self._read_tail(upstream, reader)
+            await read_tail(upstream, reader)
         if early is None and (failure is None or failure.kind in _ANSWERS):
             upstream.release(reader.response)
         else:
             upstream.discard()
         return failure
-
-    async def _send(
-        self, upstream: Upstream, outbound: Outbound, headers: Headers, reader: AnswerReader
-    ) -> Ended | None:
-        """Hand the request over: None once it is out. What comes meanwhile is read; if that ends it all, how.
-
-        Raises `trio.TooSlowError`, `BadResponse`, `EventTooLarge`.
-        """
-        connection = upstream.connection
-        own: Headers = [(b"content-type", outbound.content_type)] if outbound.content_type else []
-        parts = request_parts(self.worker.origin, outbound.method, outbound.path, [*own, *headers], outbound.body)
-        if len(parts) == 1 and connection.offer(parts[0]):
-            if not connection.pending:
-                return None  # as almost always: the kernel has it
-            parts = [b""]
-
-        async def send() -> None:
-            try:
-                for part in parts:
-                    await connection.send(part)
-            except ConnectionBroken:
-                return  # it may have answered before it closed (413, say): reading will tell
-            reading.cancel()
-
-        ended: Ended | None = None
-        errors: list[Exception] = []
-        with trio.fail_after(self._context.config.stall_timeout_secs or math.inf):
-            async with trio.open_nursery() as nursery:
-                reading = trio.CancelScope()
-                nursery.start_soon(send)
-                try:
-                    with reading:
-                        ended = await self._context.network.relay(connection, self._client, reader)
-                except (BadResponse, EventTooLarge, CannotComplete) as exc:  # carried out of the nursery as it is
-                    errors.append(exc)
-                nursery.cancel_scope.cancel()
-        if errors:
-            raise errors[0]
-        return ended
 
     async def _read(self, upstream: Upstream, reader: AnswerReader, headers: Headers) -> Failure | None:
         """Read the answer, handing the steady state to the pump; wake only at deadlines.
@@ -240,9 +236,14 @@ class Attempt:
         Raises `BadResponse`, `EventTooLarge`, `CannotComplete`.
         """
         relay = self._context.network.relay
-        silence = Silence(self._context.config, self._exchange, self._sent_at)
+        silence = Silence(self._context.config, self._exchange, self._sent_at, alone=self._leg is None)
         while True:
             ended: Ended | None = None
+            if self._leg is not None and not self._joined and self._may_join(self._leg):
+                failure = await self._join(self._leg, reader, silence)
+                if failure is not None:
+                    return failure
+                ended = Ended.DONE if reader.done else None
             while self._exchange.question is not None:
                 unanswered = await self._ask(self._exchange.question, reader, headers)
                 if unanswered is not None:
@@ -253,17 +254,44 @@ class Attempt:
             may_part, self._parting = self._parting, None
             if may_part is not None and may_part():
                 return self._failure(Kind.MOVED, self._phase(reader), "")
-            with trio.CancelScope(deadline=silence.deadline(reader)) as self._reading:
+            due = min(silence.deadline(reader), math.inf if self._leg is None or self._joined else self._leg.decided_at)
+            with trio.CancelScope(deadline=due) as self._reading:
                 ended = await relay(upstream.connection, self._client, reader)
             kind: Kind | None = None
             if ended is None:
                 ended, kind = await self._look(silence, upstream, reader)
-            if ended is Ended.DONE and self._exchange.question is not None:
+            if ended is Ended.DONE and (self._exchange.question is not None or self._exchange.waits_for_prefill):
                 continue
             if ended is not None:
                 return await self._ended(ended, upstream, reader)
             if kind is not None:
                 return self._failure(kind, self._phase(reader), silence.words(kind))
+
+    def _may_join(self, leg: Leg) -> bool:
+        return self._exchange.waits_for_prefill or leg.decided_at <= trio.current_time()
+
+    async def _join(self, leg: Leg, reader: AnswerReader, silence: Silence) -> Failure | None:
+        """Take what the prefill worker has said. Raises `ClientGone`, `CannotComplete`."""
+        exchange = self._exchange
+        leg.owes.set()
+        await unless_gone(self._client, leg.finished.wait)
+        self._joined = True
+        silence.begin(trio.current_time())
+        if leg.answer is None:
+            # Once decode has given a token, the cache was handed over, and it needs nobody.
+            needless = exchange.attempt_tokens > 0 and not exchange.waits_for_prefill
+            if needless or leg.failure is None:
+                return None
+            silent = leg.failure.kind in (Kind.FIRST_TOKEN, Kind.STALL)
+            return replace(leg.failure, beside=self._target.id) if silent else leg.failure
+        rest = reader.beside(leg.answer, leg.events)
+        if rest:
+            await self._downstream.send(rest)
+        end = exchange.end
+        if reader.done and end in _KINDS:
+            self._spoken_beside = True
+            return Failure(_KINDS[end], Phase.ANSWERED, leg.target.id, f"prefill: {exchange.detail}")
+        return None
 
     async def _ask(self, question: Outbound, reader: AnswerReader, headers: Headers) -> Failure | None:
         """Ask the worker what the format must know before it takes more. Raises `ClientGone`, `CannotComplete`."""
@@ -333,18 +361,6 @@ class Attempt:
             return self._failure(Kind.STALE, Phase.SENT, "")
         words = "reset" if ended is Ended.SOURCE_BROKEN else "end of stream"
         return self._failure(Kind.CUT, self._phase(reader), words)
-
-    async def _read_tail(self, upstream: Upstream, reader: AnswerReader) -> None:
-        """The engine's last word is there, the end of its framing is not: read on briefly, to keep the connection."""
-        with trio.move_on_after(TAIL_PATIENCE):
-            try:
-                while not reader.response.complete:
-                    data = await upstream.connection.receive()
-                    if not data:
-                        return
-                    reader.response.feed(data)
-            except (ConnectionBroken, BadResponse):
-                return
 
     def _kind(self, end: End, reader: AnswerReader) -> Kind:
         exchange = self._exchange

@@ -51,11 +51,11 @@ class AttemptBudget:
 
     def after(self, failure: Failure) -> AttemptBudget:
         """The budget once `failure` has happened; `spent` if it cannot be survived."""
-        counts = failure.rule.counts
+        counts, avoided = failure.rule.counts, {failure.worker, failure.beside} - {""}
         return replace(
             self,
             migrations=max(0, self.migrations - counts),
-            excluded=self.excluded | {failure.worker} if failure.rule.avoids else self.excluded,
+            excluded=self.excluded | avoided if failure.rule.avoids else self.excluded,
             laps=1 if counts else self.laps,
             spent=counts and self.migrations == 0,
             history=(*self.history, failure),

@@ -6,26 +6,29 @@ from collections.abc import Collection
 
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.target import Target
-from dyn_relay.fleet.worker import Worker
+from dyn_relay.fleet.worker import Role, State, Worker
 from dyn_relay.formats.base import Exchange
 from dyn_relay.relay.record import RequestRecord
 
 
 class Candidates:
-    """The fleet as one request sees it."""
+    """The fleet's workers of one part, as one request sees them."""
 
-    def __init__(self, fleet: Fleet, exchange: Exchange, record: RequestRecord) -> None:
+    def __init__(self, fleet: Fleet, exchange: Exchange, record: RequestRecord, role: Role) -> None:
         self._fleet = fleet
+        self._role = role
         self._exchange = exchange
         self._record = record
 
     def may_take(self, worker: Worker) -> bool:
-        """The first attempt may go anywhere."""
+        """The first attempt may go to any of them."""
+        if worker.part is not self._role:
+            return False
         return not self._record.started_work or not self._exchange.unfit(worker.traits)
 
     def has_all(self, worker: Worker) -> bool:
         """It may take it, and has what the request asks for."""
-        return not self._exchange.lacks(worker.traits) and self.may_take(worker)
+        return worker.part is self._role and not self._exchange.lacks(worker.traits) and self.may_take(worker)
 
     @property
     def some_has_all(self) -> bool:
@@ -40,7 +43,7 @@ class Candidates:
         pinned = self._exchange.pinned
         if pinned is None or self._record.started_work:
             return target.rank
-        known = any(one.rank == pinned for worker in self._fleet.staying for one in worker.targets)
+        known = any(one.rank == pinned for worker in self._members for one in worker.targets)
         return target.rank if known else None
 
     def has_room(self, excluded: Collection[str]) -> bool:
@@ -49,7 +52,23 @@ class Candidates:
 
     def left(self, excluded: Collection[str]) -> list[Worker]:
         """Those that the request has not failed with."""
-        return [worker for worker in self._fleet.staying if worker.id not in excluded]
+        return [worker for worker in self._members if worker.id not in excluded]
+
+    @property
+    def _members(self) -> list[Worker]:
+        return [worker for worker in self._fleet.staying if worker.part is self._role]
+
+    async def gone(self) -> bool:
+        """None of them answers, or there is none."""
+        for worker in self._members:
+            if worker.state is not State.DEAD and not worker.misplaced and await self._fleet.lives(worker):
+                return False
+        return True
+
+    @property
+    def dead(self) -> bool:
+        """The same, as far as it is known already."""
+        return all(worker.state is State.DEAD or worker.misplaced for worker in self._members)
 
     def unfit(self, excluded: Collection[str]) -> dict[str, str]:
         """Of those, the ones that are passed over, by id, and why."""

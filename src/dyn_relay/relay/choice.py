@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import trio
 
 from dyn_relay.fleet.poison import NotYet
 from dyn_relay.fleet.target import Target
-from dyn_relay.fleet.worker import Worker
+from dyn_relay.fleet.worker import Role, Worker
 from dyn_relay.formats.base import Exchange
 from dyn_relay.net import Sink
 from dyn_relay.relay.affinity import asking
@@ -29,13 +29,30 @@ LOOK_INTERVAL = 0.5
 LAP_PAUSE, LONGER_PAUSES = 0.25, 3
 
 
+class Pair(NamedTuple):
+    """Where an attempt goes."""
+
+    target: Target
+    #: Who computes the prompt for it, if another worker does.
+    prefill: Target | None
+
+
 class Choice:
     """One request's. `key`: what it has in common with others that should meet the same cache."""
 
     def __init__(
         self, context: Context, exchange: Exchange, record: RequestRecord, client: Sink, key: str, *, native: bool
     ) -> None:
-        self.candidates = Candidates(context.fleet, exchange, record)
+        paired = context.config.pd_disaggregation
+
+        def of(role: Role) -> Candidates:
+            return Candidates(context.fleet, exchange, record, role)
+
+        self.candidates = self._answerers = of(Role.DECODE if paired else Role.REGULAR)
+        #: Who may compute the prompt, where that is another worker's part.
+        self.prefills = of(Role.PREFILL) if paired and native else None
+        #: Who may do both, while nobody else computes prompts.
+        self._alone = of(Role.REGULAR) if paired and native and context.config.decode_fallback else None
         self.recovery = Recovery(context)
         #: What is left of its tries; a new value after each failure.
         self.budget = AttemptBudget(context.config.migration_limit)
@@ -69,22 +86,51 @@ class Choice:
         if self._between is not None:
             self._between.cancel()
 
-    async def target(self) -> Target | None:
-        """A target for the next attempt, and the permit for it; None if nobody is left to ask. Raises as `_choose`."""
+    async def pair(self) -> Pair | None:
+        """Targets for the next attempt, and the permit for it; None if nobody is left to ask. Raises as `_choose`."""
         while True:
-            target = await self._choose()
-            if target is None or self.recovery.permitted:
-                return target
+            pair = await self._pair()
+            if pair is None or self.recovery.permitted:
+                return pair
             await self.wait(self.recovery.turn)
 
-    async def _choose(self) -> Target | None:
+    async def _pair(self) -> Pair | None:
+        self.candidates, prefills, alone = self._answerers, self.prefills, self._alone
+        if prefills is None:
+            return self._single(await self._choose(self.candidates))
+        while alone is None or not prefills.dead:
+            target = await self._choose(self.candidates)
+            # Last: whoever computes the prompt dies of it, and nothing may come between choice and trial.
+            prefill = await self._choose(prefills) if target is not None else None
+            if prefill is not None and target is not None:
+                if target.worker in self._context.fleet.workers:
+                    return Pair(target, prefill)
+                continue  # it has left while the other one was chosen
+            if alone is None or not await self.wait(prefills.gone):
+                return None
+            break
+        assert alone is not None
+        self.candidates = alone
+        return self._single(await self._choose(alone))
+
+    @staticmethod
+    def _single(target: Target | None) -> Pair | None:
+        return Pair(target, None) if target is not None else None
+
+    def has_room(self) -> bool:
+        """Workers that are well could take the request now."""
+        barred, paired = self.budget.barred, self.candidates is self._answerers and self.prefills is not None
+        stages = [self.candidates, self.prefills] if paired else [self.candidates]
+        return all(stage is not None and stage.has_room(barred) for stage in stages)
+
+    async def _choose(self, candidates: Candidates) -> Target | None:
         """A target for the next attempt; None if nobody is left to ask. Raises `SuspectedPoison`, `Unwanted`."""
         known, met = False, set[str]()
         if self.first is not None:
             # Of a worker whose infos could not be read at first they may have come since.
             self._exchange.know(self.first.traits)
         while True:
-            target = await self._pick()
+            target = await self._pick(candidates)
             if target is not None and self._native and target.worker.unmet and target.worker.id not in met:
                 # It has just joined. What depends on its infos would be refused, or go where it cannot be answered.
                 met.add(target.worker.id)
@@ -93,34 +139,37 @@ class Choice:
             if target is not None:
                 return target
             excluded = self.budget.excluded
-            if not known and self.candidates.unfit(excluded):
+            if not known and candidates.unfit(excluded):
                 # What is known of them may be old: weights are updated in place.
                 known = True
-                await self.wait(partial(self._context.fleet.relearn, self.candidates.left(excluded)))
+                await self.wait(partial(self._context.fleet.relearn, candidates.left(excluded)))
                 continue
             if not excluded:
                 if not self._patient():
-                    return self._back()
+                    return self._back(candidates)
                 await self.wait(partial(trio.sleep, LOOK_INTERVAL))
                 continue
             lap = self.budget.lap() or (self.budget.again() if self._patient() else None)
             if lap is None:
-                return self._back()
+                return self._back(candidates)
             self.budget = lap
             pause = LAP_PAUSE * 2 ** min(self._laps, LONGER_PAUSES) * self._context.rng.uniform(0.5, 1.5)
             self._laps += 1
             await self.wait(partial(trio.sleep, pause))
 
-    def _back(self) -> Target | None:
+    def _back(self, candidates: Candidates) -> Target | None:
         """Who was to be relieved of the request, if it is still there: nobody else is, and it can go on with it."""
-        left, self.left = self.left, None
-        return left.targets[0] if left is not None and self._context.fleet.leaving(left) else None
+        left = self.left
+        if left is None or not candidates.may_take(left):
+            return None
+        self.left = None
+        return left.targets[0] if self._context.fleet.leaving(left) else None
 
-    async def _pick(self) -> Target | None:
+    async def _pick(self, candidates: Candidates) -> Target | None:
         """One that has all that is asked for; if the fleet has none, any that may: its own answer will say so."""
-        target = await self._pick_from(self.candidates.has_all)
-        if target is None and not self.candidates.some_has_all:
-            target = await self._pick_from(self.candidates.may_take)
+        target = await self._pick_from(candidates.has_all)
+        if target is None and not candidates.some_has_all:
+            target = await self._pick_from(candidates.may_take)
         return target
 
     async def _pick_from(self, accept: Callable[[Worker], bool]) -> Target | None:

@@ -14,8 +14,10 @@ from dyn_relay.net import Network
 from dyn_relay.observe.metrics import Metrics
 from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.chores import Chores
+from dyn_relay.relay.fallback import Fallback
 from dyn_relay.relay.live import LiveRequests
 from dyn_relay.relay.queue import Queue
+from dyn_relay.relay.rooms import Rooms
 from dyn_relay.relay.turnstile import Turnstile
 
 
@@ -38,3 +40,5 @@ class Context:
     queue: Queue
     #: For continuations without a token.
     permits: Turnstile
+    rooms: Rooms
+    fallback: Fallback

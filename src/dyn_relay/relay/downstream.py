@@ -10,6 +10,7 @@ from dyn_relay.http11.headers import Headers, end_to_end
 from dyn_relay.http11.server import ServerConnection
 from dyn_relay.http11.sse import comment
 from dyn_relay.net import Sink
+from dyn_relay.relay.fallback import AGGREGATED_HEADER
 
 #: Says on every answer that a worker takes part in whether the request would survive that worker.
 MIGRATABLE_HEADER = b"x-dyn-relay-migratable"
@@ -30,6 +31,7 @@ class Downstream:
     """One answer to one client, streamed or whole."""
 
     __slots__ = (
+        "_aggregated",
         "_answered",
         "_answering",
         "_delimited",
@@ -50,6 +52,7 @@ class Downstream:
         self.status = 0
         #: When the client last got a byte of a stream.
         self.last_write = trio.current_time()
+        self._aggregated = False
         self._verdict = b"yes"
         self._head_sent = self._finished = self._answering = self._answered = False
         self._headers: Headers | None = None
@@ -87,9 +90,18 @@ class Downstream:
         """The client is gone."""
         self.status = self.status or CLIENT_CLOSED
 
+    @property
+    def _says(self) -> Headers:
+        aggregated = [(AGGREGATED_HEADER, b"yes")] if self._aggregated else []
+        return [(MIGRATABLE_HEADER, self._verdict), *aggregated]
+
     def judge(self, verdict: Verdict) -> None:
         """What the answer's header says."""
         self._verdict = protection(verdict)
+
+    def aggregate(self) -> None:
+        """An attempt goes to a worker that does all of it, in a fleet of pairs; a header says so if there is time."""
+        self._aggregated = True
 
     def take_head(self, status: int, headers: Headers, *, events: bool, delimited: bool) -> None:
         """The head for a streamed answer, of the worker that is about to be the first to give something of it.
@@ -114,7 +126,7 @@ class Downstream:
             return self.connection.frame(body, last=last)
         self._head_sent = True
         self.status = self._streamed
-        headers = [*(self._headers or _EVENT_STREAM), (MIGRATABLE_HEADER, self._verdict)]
+        headers = [*(self._headers or _EVENT_STREAM), *self._says]
         head = self.connection.head(self.status, headers, delimited=self._delimited)
         return self.connection.frame(body, head, last=last)
 
@@ -133,7 +145,7 @@ class Downstream:
         """A whole answer; only while no head was sent. Raises `ConnectionBroken`."""
         self._answering = True
         self.status = answer.status
-        headers = [(b"content-type", answer.content_type), *answer.headers, (MIGRATABLE_HEADER, self._verdict)]
+        headers = [(b"content-type", answer.content_type), *answer.headers, *self._says]
         await self.connection.respond(answer.status, headers, answer.body)
         self._answered = True
 

@@ -117,6 +117,8 @@ class Failure:
     worker: str
     #: One line for the client: the system's or the engine's own words.
     detail: str
+    #: The id of another one that may have kept it waiting, and is not blamed for that; "" if none.
+    beside: str = ""
 
     @property
     def words(self) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 
 import trio
 
-from dyn_relay.formats.base import End, Event, Exchange, Reading
+from dyn_relay.formats.base import Answer, End, Event, Exchange, Reading
 from dyn_relay.http11.errors import BadResponse
 from dyn_relay.http11.response import ResponseReader
 from dyn_relay.http11.sse import Splitter
@@ -109,6 +109,16 @@ class AnswerReader:
         self.done = exchange.end is not None
         return out
 
+    def beside(self, answer: Answer, events: list[Event] | None) -> bytes:
+        """The prefill worker has answered. Raises `CannotComplete`."""
+        exchange = self._exchange
+        self.done = False
+        out = self._taken(partial(exchange.prefilled, answer, events))
+        if self.reading is Reading.EVENTS:
+            return self._given(out)
+        self.done = exchange.end is not None
+        return out
+
     def _events(self, body: bytes) -> bytes:
         if not body:
             return self._given(b"")
@@ -139,7 +149,7 @@ class AnswerReader:
     def _given(self, out: bytes) -> bytes:
         """What the client gets, given what the format has made of its events; is the answer at its end?"""
         exchange = self._exchange
-        if exchange.question is not None:
+        if exchange.question is not None or exchange.waits_for_prefill:
             self.done = True  # for now
         elif exchange.end is not None:
             self.done = True

@@ -47,6 +47,11 @@ class AttemptRecord:
     ended: float = 0.0
     first_token: float | None = None
     last_token: float | None = None
+    #: Id and URL of the worker that computed the prompt for it, where that is another one.
+    prefill: str | None = None
+    prefill_url: str | None = None
+    #: It was placed without a prefill worker, since none is left (`--decode-fallback`).
+    aggregated: bool = False
     #: The failure's kind, "left" if it was given up without one (client gone, abort); None if it ended well.
     cause: str | None = "left"
     #: The failure in our own words; an engine's may quote the prompt.
@@ -64,6 +69,9 @@ class AttemptRecord:
             "number": number,
             "worker": self.worker,
             "url": self.url,
+            "prefill": self.prefill,
+            "prefill_url": self.prefill_url,
+            "aggregated": self.aggregated,
             "rid": self.rid,
             "started": self.started - since,
             "first_token": None if self.first_token is None else self.first_token - since,

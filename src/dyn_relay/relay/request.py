@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from typing import TypeVar
 
 import trio
 
 from dyn_relay.fleet.poison import Finding, SuspectedPoison, Trial
-from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import UNKNOWN, CannotComplete, Exchange, Traits
 from dyn_relay.http11.headers import Headers
@@ -16,11 +17,12 @@ from dyn_relay.net import ConnectionBroken
 from dyn_relay.relay.affinity import key_of
 from dyn_relay.relay.attempt import Attempt
 from dyn_relay.relay.budget import limited, too_long
-from dyn_relay.relay.choice import Choice
+from dyn_relay.relay.choice import Choice, Pair
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
 from dyn_relay.relay.ending import Ending
 from dyn_relay.relay.failure import Action, Failure, Kind
+from dyn_relay.relay.leg import Leg
 from dyn_relay.relay.orders import tell, tell_if_alive
 from dyn_relay.relay.queue import Crowded, Entry
 from dyn_relay.relay.record import AttemptRecord, Outcome, RequestRecord
@@ -141,18 +143,18 @@ class LogicalRequest:
             while not self.abort_wished:
                 if self.record.started_work and self._context.fleet.calm.disturbed:
                     await self._choice.wait(self._context.fleet.calm.wait)
-                target = await self._choice.target()
-                if target is None:
+                pair = await self._choice.pair()
+                if pair is None:
                     if not self.record.attempts:
                         self._admit(UNKNOWN)  # for the header of what is about to be said
                     unfit = self._choice.candidates.unfit(self._choice.budget.excluded)
                     return await self._ending.nobody_left(self._last, self._choice.budget.history, unfit)
-                failure = await self._try(target)
-                if failure is not None and failure.kind is Kind.STALE and self._may_redial(target):
+                failure = await self._try(pair)
+                if failure is not None and failure.kind is Kind.STALE and self._may_redial(pair):
                     # Under another name: the worker may have read the request, and be at work on it.
                     self._leave()
                     self.record.step(Step.CUT)
-                    failure = await self._try(target, again=True)
+                    failure = await self._try(pair, again=True)
                 if failure is None:
                     assert self._last is not None
                     self._choice.recovery.release()
@@ -182,9 +184,9 @@ class LogicalRequest:
 
     # -- before it -------------------------------------------------------------------------------------------------
 
-    def _may_redial(self, target: Target) -> bool:
+    def _may_redial(self, pair: Pair) -> bool:
         fleet = self._context.fleet
-        return target.worker in fleet.staying and not (self.abort_wished or (fleet.paused and self._native))
+        return pair.target.worker in fleet.staying and not (self.abort_wished or (fleet.paused and self._native))
 
     @property
     def _repeatable(self) -> bool:
@@ -203,12 +205,12 @@ class LogicalRequest:
 
     # -- one attempt -----------------------------------------------------------------------------------------------
 
-    async def _try(self, target: Target, *, again: bool = False) -> Failure | None:
+    async def _try(self, pair: Pair, *, again: bool = False) -> Failure | None:
         """One attempt; None if the engine has said its last word. Raises `SuspectedPoison`, `Unwanted`.
 
         `again`: at the same worker, whose idle connection had gone stale.
         """
-        context, exchange, choice = self._context, self._exchange, self._choice
+        context, exchange, choice, target = self._context, self._exchange, self._choice, pair.target
         fleet, worker = context.fleet, target.worker
         if not self.record.started_work:
             choice.first = worker
@@ -218,24 +220,26 @@ class LogicalRequest:
         self.record.step(Step.DISPATCH)
         fingerprint = exchange.fingerprint() if fleet.wary else b""
         lease = fleet.lease(target, exchange.generations, lambda: exchange.prompt_tokens + exchange.delivered)
-        with lease, fleet.trial(worker, fingerprint, proven=choice.proven) as trial:
+        suspected = (pair.prefill or target).worker  # who computes the prompt dies of it
+        with lease, fleet.trial(suspected, fingerprint, proven=choice.proven) as trial, self._beside(pair) as leg:
 
             def on_token() -> None:
                 trial.token()
                 choice.progressed(record.resumed_from)
 
+            if leg is not None:
+                record.prefill, record.prefill_url = leg.worker.id, leg.worker.url
+            record.aggregated = choice.prefills is not None and leg is None
+            if choice.prefills is not None:
+                context.fallback.note(record.aggregated)
+            if record.aggregated:
+                self._downstream.aggregate()
+            rank = choice.candidates.rank(target)
             attempt = self._current = Attempt(
-                *(
-                    context,
-                    exchange,
-                    self._downstream,
-                    target,
-                    self._choice.candidates.rank(target),
-                    record.rid,
-                    on_token,
-                ),
-                reuse=self._repeatable,
+                *(context, exchange, self._downstream, target, rank, record.rid, on_token),
+                reuse=self._repeatable and leg is None,
                 again=again,
+                leg=leg,
             )
             try:
                 failure = await attempt.run(self._headers)
@@ -245,22 +249,36 @@ class LogicalRequest:
             if failure is None:
                 trial.token()  # an answer that shows no tokens (opaque) clears as well
                 fleet.report(worker, True)
+                if leg is not None and leg.answer is not None:
+                    fleet.report(leg.worker, True)
+                elif leg is not None and leg.failure is not None:
+                    fleet.report(leg.worker, False, leg.failure.words, leg.failure.kind.value)
                 self._current, self._last = None, attempt
                 return None
-            if failure.kind is Kind.INTERRUPTED:
+            if failure.kind is Kind.INTERRUPTED and self._resumes:
                 fleet.calm.disturb()
+            blamed = attempt.blamed(failure)
             if failure.rule.penalty and not self.abort_wished:
                 refused = failure.kind is Kind.KEY
-                fleet.report(worker, False, failure.words, failure.kind.value, key_refused=refused)
+                fleet.report(blamed.worker, False, failure.words, failure.kind.value, key_refused=refused)
             if failure.kind is Kind.BUSY:
-                fleet.full(target, attempt.retry_after)
+                fleet.full(blamed, attempt.retry_after)
             if self._suspicious(failure, record):
-                await self._investigate(attempt, trial)
+                await self._investigate(attempt, trial, suspected)
         return failure
 
-    async def _investigate(self, attempt: Attempt, trial: Trial) -> None:
+    def _beside(self, pair: Pair) -> AbstractContextManager[Leg | None]:
+        """The prefill worker's part in an attempt; its lease is taken at once."""
+        if pair.prefill is None or self._choice.prefills is None:
+            return nullcontext()
+        context, exchange = self._context, self._exchange
+        lease = context.fleet.lease(pair.prefill, exchange.generations, lambda: exchange.prompt_tokens)
+        rank = self._choice.prefills.rank(pair.prefill)
+        return closing(Leg(context, pair.prefill, lease.__enter__(), rank, context.rooms))
+
+    async def _investigate(self, attempt: Attempt, trial: Trial, suspected: Worker) -> None:
         """The attempt failed before its first token: did its worker die of it? Raises `SuspectedPoison`."""
-        if not await unless_gone(self._client, partial(self._context.fleet.lives, attempt.worker)):
+        if not await unless_gone(self._client, partial(self._context.fleet.lives, suspected)):
             trial.fingerprint = self._exchange.fingerprint()
             if trial.died() is Finding.CONVICTED:
                 self._leave()
@@ -317,7 +335,7 @@ class LogicalRequest:
     def movable(self, worker: Worker) -> bool:
         """The attempt is there, and another worker could go on with it at once."""
         attempt = self._current
-        return attempt is not None and attempt.worker is worker and self._movable(attempt)
+        return attempt is not None and attempt.uses(worker) and self._movable(attempt)
 
     @property
     def permitted(self) -> bool:
@@ -337,19 +355,19 @@ class LogicalRequest:
         assert attempt is not None
         if permit is not None:
             self._choice.recovery.take(permit)
-        attempt.part(partial(self._may_part, attempt))
+        attempt.part(partial(self._may_part, attempt, worker))
 
     def hold(self) -> None:
         """Everything is paused: an attempt that is not sent yet never is."""
         if self._current is not None and not self._current.sent:
             self._current.part(lambda: True)
 
-    def _may_part(self, attempt: Attempt) -> bool:
+    def _may_part(self, attempt: Attempt, worker: Worker) -> bool:
         """Is the request `movable` still, now that its attempt can be ended? If not, others can use the permit."""
         if not self._movable(attempt):
             self._choice.recovery.release()
             return False
-        self._choice.left = attempt.worker
+        self._choice.left = worker
         return True
 
     def _movable(self, attempt: Attempt) -> bool:
@@ -357,25 +375,29 @@ class LogicalRequest:
         tokens = exchange.prompt_tokens + exchange.delivered
         if attempt.sent and (not exchange.leavable or too_long(self._context.config, tokens)):
             return False
-        return not (self.abort_wished or fleet.paused) and self._choice.candidates.has_room(self._choice.budget.barred)
+        return not (self.abort_wished or fleet.paused) and self._choice.has_room()
 
     async def _tell_until_ended(self, attempt: Attempt) -> None:
         """An abort may overtake the request that it means: say it again while the attempt goes on, then end it here."""
         with trio.move_on_after(ABORT_REPEATS * ABORT_INTERVAL):  # a worker that hangs answers no order either
             while self._current is attempt:
-                await tell(self._context, attempt.worker, self._context.format.abort(attempt.rid))
+                for worker in attempt.at_work:
+                    await tell(self._context, worker, self._context.format.abort(attempt.rid))
                 await trio.sleep(ABORT_INTERVAL)
         if self._current is attempt:
             attempt.give_up()
 
     def _leave(self) -> None:
         """Give the current attempt up: its worker, which may still live, is told to stop."""
+        for tell_it in self._farewells():
+            self._context.chores.start(tell_it)
+
+    def _farewells(self) -> list[Callable[[], Awaitable[object]]]:
         attempt, self._current = self._current, None
-        if attempt is None or not attempt.sent or not attempt.rid:
-            return
-        if not self._context.live.related(attempt.rid):  # a related one is not migratable, and kept its name
-            order = self._context.format.abort(attempt.rid)
-            self._context.chores.start(partial(tell_if_alive, self._context, attempt.worker, order))
+        if attempt is None or not attempt.sent or not attempt.rid or self._context.live.related(attempt.rid):
+            return []  # a related one is not migratable, and kept its name
+        order = self._context.format.abort(attempt.rid)
+        return [partial(tell_if_alive, self._context, worker, order) for worker in attempt.at_work]
 
     # -- after a failure -------------------------------------------------------------------------------------------
 
@@ -383,7 +405,11 @@ class LogicalRequest:
         """Decide what a failure means; True if another attempt is to be made, else the request has ended."""
         attempt, ending = self._current, self._ending
         assert attempt is not None
-        if failure.rule.abort:
+        if attempt.paired and not self._exchange.verdict.migratable:
+            # The next attempt has the same name, and may go to one of the two: it must not be taken for this one.
+            for tell_it in self._farewells():
+                await unless_gone(self._client, tell_it)
+        elif failure.rule.abort or attempt.paired:
             self._leave()
         self._current, self._last = None, attempt
         self._choice.budget = self._choice.budget.after(failure)
@@ -397,6 +423,9 @@ class LogicalRequest:
             self.record.settle(self._exchange.delivered)
         if self.abort_wished:
             return True  # `_run` ends it
+        if failure.kind is Kind.INTERRUPTED and not self._resumes:
+            await ending.abort()
+            return False
         reason = self._forbids(failure)
         if not reason:
             self._choice.recovery.begin(failure)
@@ -409,6 +438,11 @@ class LogicalRequest:
         else:
             await ending.failed(reason, history)
         return False
+
+    @property
+    def _resumes(self) -> bool:
+        """What somebody has aborted at its engine goes on elsewhere."""
+        return self._context.config.on_abort == "resume"
 
     def _engine_has_spoken(self, failure: Failure, attempt: Attempt) -> bool:
         """A request that cannot be continued has failed in the engine's own words: the client gets these."""

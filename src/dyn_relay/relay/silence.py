@@ -21,11 +21,12 @@ from dyn_relay.relay.reader import AnswerReader
 class Silence:
     """The patience that is left with one attempt. Times in seconds of the loop's clock."""
 
-    def __init__(self, config: Config, exchange: Exchange, sent_at: float) -> None:
+    def __init__(self, config: Config, exchange: Exchange, sent_at: float, *, alone: bool = True) -> None:
+        """`alone`: no prefill worker is waited for, before which the first token is not due (see `begin`)."""
         self._config = config
         self._exchange = exchange
-        self._sent_at = self._begun_at = sent_at
-        self._checked_at = sent_at
+        self._sent_at = self._checked_at = sent_at
+        self._begun_at = sent_at if alone else math.inf
         #: What was last heard when the worker was granted another timeout.
         self._granted_for = -1.0
 
@@ -51,6 +52,12 @@ class Silence:
 
     def excuse(self, now: float) -> None:
         """As `renew`, for the first token as well: the worker is paused."""
+        self._checked_at = now
+        if self._begun_at < math.inf:
+            self._begun_at = now
+
+    def begin(self, now: float) -> None:
+        """As `renew`: the prefill worker has done its part, from now on the first token is due."""
         self._checked_at = self._begun_at = now
 
     def judge(self, reader: AnswerReader, asked_at: float, probe: Probe, now: float) -> Kind | None:

@@ -56,6 +56,10 @@ class Part(Downstream):
             raise BadResponse("the answer is no stream of events, and cannot be part of one")
         self._split.downstream.take_head(status, headers, events=True, delimited=False)
 
+    def aggregate(self) -> None:
+        """The whole is as its items are."""
+        self._split.downstream.aggregate()
+
     def wrap(self, body: bytes, *, last: bool = False) -> bytes:
         """The framing is the whole's, and so is its end."""
         self.status = 200

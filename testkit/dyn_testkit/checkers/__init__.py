@@ -31,6 +31,7 @@ from dyn_testkit.checkers import (
     liveness,
     logprobs,
     orders,
+    pairs,
     requests,
     rows,
     silence,
@@ -71,6 +72,7 @@ CHECKERS: Mapping[str, Checker] = {
         avoidance,
         silence,
         orders,
+        pairs,
         leases,
         leak,
     )

@@ -52,12 +52,26 @@ def in_effect(fault: Fault, since: float, until: float, aftermath: float) -> boo
     return "attempts" in fault.harms and fault.at <= until + ROUNDING and since <= over + aftermath
 
 
+def places(attempt: Mapping[str, Any]) -> list[str]:
+    """The URLs of the workers that it was sent to: of a pair, decode's and prefill's."""
+    prefill = attempt.get("prefill_url")
+    return [attempt["url"], prefill] if prefill else [attempt["url"]]
+
+
+def failed_at(attempt: Mapping[str, Any]) -> str | None:
+    """The URL of the worker that failed it; None if its row does not tell which one of two (an engine's own words)."""
+    urls, words = places(attempt), str(attempt.get("detail", ""))
+    if len(urls) > 1 and not words:
+        return None
+    return urls[-1] if words.startswith("prefill: ") else urls[0]
+
+
 def explained(history: History, row: Mapping[str, Any], attempt: Mapping[str, Any]) -> bool:
     """A fault of the attempt's worker was in effect during the attempt, or had only just ended."""
     began = row["time"] - history.run.began
     since, until = began + attempt["started"], began + attempt["ended"]
     return any(
-        fault.target in (attempt["worker"], attempt["url"]) and in_effect(fault, since, until, history.run.aftermath)
+        fault.target in (attempt["worker"], *places(attempt)) and in_effect(fault, since, until, history.run.aftermath)
         for fault in history.faults
     )
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from dyn_testkit.checkers.base import Finding, name_of
+from dyn_testkit.checkers.base import Finding, name_of, places
 from dyn_testkit.history import History
 
 
@@ -38,7 +38,9 @@ def _arrived(history: History) -> Iterator[Finding]:
     if not history.run.tapped:
         return
     seen = Counter((arrival.worker, str(arrival.body.get("rid") or "")) for arrival in history.arrivals)
-    listed = Counter((attempt["url"], attempt["rid"]) for row in history.rows for attempt in row["attempts"])
+    listed = Counter(
+        (url, attempt["rid"]) for row in history.rows for attempt in row["attempts"] for url in places(attempt)
+    )
     gave = {(each["url"], each["rid"]) for row in history.rows for each in row["attempts"] if each["tokens"]}
     for place, count in seen.items():
         if place[1] and count > listed[place]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dyn_testkit.checkers.base import Finding
+from dyn_testkit.checkers.base import Finding, failed_at, places
 from dyn_testkit.history import History
 
 #: Ends of an attempt that say nothing about its worker: the request may stay.
@@ -13,18 +13,22 @@ _STAYS = (None, "left", "stale", "moved")
 
 def check(history: History) -> Iterator[Finding]:
     """Needs the router's rows, and workers that stay the same."""
-    workers = set(history.run.workers)
-    if not workers:
+    roles = {"url": set(history.run.workers), "prefill_url": set(history.run.prefills)}
+    if not history.run.workers:
         return
     for row in history.rows:
         excluded: set[str] = set()
+        #: One of each two has failed; the row does not tell which one.
+        doubtful: set[str] = set()
         for attempt in row["attempts"]:
-            if attempt["url"] in excluded and workers - excluded:
-                others = ", ".join(sorted(workers - excluded))
-                yield Finding(
-                    row["rid"], "exclusion", f"attempt {attempt['number']} is {attempt['worker']}'s again, not {others}"
-                )
-            if not workers - excluded:
+            rest = {role: workers - excluded - doubtful for role, workers in roles.items() if attempt.get(role)}
+            if not all(rest.values()):
                 excluded.clear()  # another lap
+                doubtful.clear()
+            for role, others in rest.items():
+                if attempt[role] in excluded:
+                    what = f"attempt {attempt['number']} is {attempt[role]}'s again, not {', '.join(sorted(others))}"
+                    yield Finding(row["rid"], "exclusion", what)
+            failed = failed_at(attempt)
             if attempt["cause"] not in _STAYS:
-                excluded.add(attempt["url"])
+                (doubtful if failed is None else excluded).update([failed] if failed else places(attempt))

@@ -15,7 +15,7 @@ _FREE = frozenset({"busy", "stale", "moved"})
 
 def check(history: History) -> Iterator[Finding]:
     """Needs the router's rows, the limit, and workers that stay the same."""
-    limit, workers = history.run.migration_limit, len(history.run.workers)
+    limit, workers = history.run.migration_limit, len(history.run.workers) + len(history.run.prefills)
     if limit is None or not workers:
         return
     for row in history.rows:

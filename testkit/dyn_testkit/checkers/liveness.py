@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dyn_testkit import fold
-from dyn_testkit.checkers.base import Finding, explained, in_effect, prompt_of
+from dyn_testkit.checkers.base import Finding, explained, in_effect, places, prompt_of
 from dyn_testkit.history import History, Record
 
 #: Seconds between the sending of a request and the beginning of its row, at most.
@@ -95,16 +95,17 @@ def _unexplained(row: Mapping[str, Any], history: History) -> str:
         return f"gave up after {len(attempts)} attempts"
     if row["error"] == "suspected_poison" and sum(_died(attempt) for attempt in attempts) < DEATHS:
         return "is said to kill workers, and did not"
-    if row["migratable"] and row["error"] not in FAIR:
+    alone = ALONE | ({"no_fit_worker"} if history.run.prefills else set())  # told of workers of the other role
+    if row["migratable"] and row["error"] not in FAIR | alone:
         return f"gave up for {row['error']}, which no fault brings about"
     unsent = all(attempt["cause"] in UNSENT for attempt in attempts)
-    if row["error"] in ALONE and (row["migratable"] or unsent):
+    if row["error"] in alone and (row["migratable"] or unsent):
         ended = began + row["duration"]
-        tried = {attempt["url"] for attempt in attempts}
+        tried = {url for attempt in attempts for url in places(attempt)}
         kept = {fault.target for fault in history.faults if in_effect(fault, ended, ended, history.run.aftermath)}
-        left = sorted(set(history.run.workers) - tried - kept)
-        if left:
-            return f"gave up without asking {left[0]}, which nothing had befallen"
+        left = [sorted(set(role) - tried - kept) for role in (history.run.workers, history.run.prefills) if role]
+        if all(left):  # of pairs, one of each
+            return f"gave up without asking {left[0][0]}, which nothing had befallen"
     return "" if attempts or history.faults else "gave up without an attempt"
 
 

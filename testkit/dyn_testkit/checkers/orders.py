@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dyn_testkit.checkers.base import ROUNDING, Finding, name_of
+from dyn_testkit.checkers.base import ROUNDING, Finding, name_of, places
 from dyn_testkit.history import History
 
 #: Seconds within which an abort must have ended its request: it is repeated for 5 s, and a token may take its time.
@@ -43,7 +43,7 @@ def _told(history: History) -> Iterator[Finding]:
         row = rows.get(order.rid)
         if row is None or order.at >= _ended(history, row) - ROUNDING:
             continue
-        if not any((each["url"], each["rid"]) == (order.worker, order.rid) for each in row["attempts"]):
+        if not any(order.worker in places(each) and each["rid"] == order.rid for each in row["attempts"]):
             yield Finding(order.rid, "orders", f"{order.worker} was told to drop it, and was never asked for it")
 
 

@@ -11,6 +11,8 @@ from dyn_testkit.history import History
 #: Names, the prompt and the budgets have checkers of their own; a unary request is asked for as a stream, in larger
 #: pieces.
 _OTHERS = frozenset({"rid", "stream", "input_ids", "logprob_start_len"})
+#: What ties the legs of a pair together.
+_PLACES = frozenset({"bootstrap_host", "bootstrap_port", "bootstrap_room"})
 _BUDGETS = frozenset({"max_new_tokens", "min_new_tokens", "stream_interval"})
 
 
@@ -31,5 +33,6 @@ _NO = "nothing"
 
 def _own(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that are the client's alone, those of `sampling_params` among them."""
-    top = {name: value for name, value in body.items() if name not in _OTHERS and name != "sampling_params"}
+    others = _OTHERS | _PLACES | {"sampling_params"}
+    top = {name: value for name, value in body.items() if name not in others}
     return top | {f"sampling_params.{name}": value for name, value in sampling_of(body).items() if name not in _BUDGETS}

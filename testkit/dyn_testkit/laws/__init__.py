@@ -31,6 +31,7 @@ from dyn_testkit.laws.laws import (
 )
 from dyn_testkit.laws.numbers import join_rows, left_of, rows_survive, split_rows
 from dyn_testkit.laws.observed import Attempt, Backend, Case, Observed, Planned
+from dyn_testkit.laws.pairs import aggregated, join, meeting
 from dyn_testkit.laws.sometimes import GOALS, NeverHappened, Sometimes
 from dyn_testkit.laws.stage import Stage
 from dyn_testkit.laws.wire import Reading, Wire
@@ -48,12 +49,15 @@ __all__ = [
     "Stage",
     "Wire",
     "admission",
+    "aggregated",
     "budget",
     "equivalence",
     "exactly_once",
     "fold",
+    "join",
     "join_rows",
     "left_of",
+    "meeting",
     "never_continued",
     "no_false_success",
     "passthrough",

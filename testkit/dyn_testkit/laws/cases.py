@@ -126,6 +126,41 @@ def cases(
     )
 
 
+#: Where the legs of a pair are on their way to a token, and where they are before it.
+PHASES: tuple[Where, ...] = (faults.AT_HEAD, faults.AT_BOOTSTRAP, faults.IN_TRANSFER, faults.AFTER_TRANSFER)
+
+
+def pairs(
+    body: st.SearchStrategy[bytes] | None = None, whats: tuple[What, ...] = (*CUTS, faults.KILL_WORKER)
+) -> st.SearchStrategy[Case]:
+    """Requests to prefill/decode pairs, either leg of which ends in any phase, or none; each attempt has its own."""
+    phase = st.sampled_from(PHASES)
+    nothing = st.just((faults.AFTER_DONE, faults.CLOSE))
+    prefill = st.one_of(phase, st.builds(faults.at_token, st.integers(0, 1)), st.just(faults.AFTER_FINISH))
+    decode = st.one_of(phase, spots())
+    struck = st.sampled_from(whats)
+
+    def case(
+        body: bytes, faulty: list[tuple[Planned, Planned]], spoken: tuple[Dialect, ...], how: Fragmentation, late: int
+    ) -> Case:
+        decodes, prefills = tuple(one for one, _ in faulty), tuple(other for _, other in faulty)
+        return Case(body, decodes, spoken, how, prefills=prefills, late=late)
+
+    attempt = st.one_of(
+        st.tuples(st.tuples(decode, struck), nothing),
+        st.tuples(nothing, st.tuples(prefill, struck)),
+        st.tuples(st.tuples(decode, struck), st.tuples(prefill, struck)),
+    )
+    return st.builds(
+        case,
+        bodies() if body is None else body,
+        st.lists(attempt, max_size=3),
+        dialects(),
+        fragmentations(),
+        st.integers(0, 12),
+    )
+
+
 def hard(model: Model = MODEL) -> list[Case]:
     """The hard cases, one by one: what every run should begin with."""
     sampling: dict[str, Any] = {"max_new_tokens": 9, "temperature": 0}

@@ -25,6 +25,8 @@ from dyn_testkit.worker import Dialect
 MIGRATABLE_HEADER = "x-dyn-relay-migratable"
 #: Prompt metadata that depends on the attempt that computed it.
 _FIRST_ATTEMPT = ("cached_tokens", "cached_tokens_details")
+#: What a stream tells with its finish only.
+_LAST = ("weight_versions", "routed_experts", "indexer_topk")
 #: Bytes of a body that are shown from where it is wrong.
 _SHOWN = 60
 #: SGLang cuts off nothing, but logs and headers carry rids: none of ours is longer.
@@ -102,7 +104,8 @@ def _event(wanted: Mapping[str, Any], before: int, total: int, dialect: Dialect,
         meta["output_token_logprobs_length"] = total
     if not last:
         meta["finish_reason"] = None
-        del meta["weight_versions"]
+        for name in _LAST:
+            meta.pop(name, None)
     ids = wanted["output_ids"][0 if dialect == "cumulative" else before : total]
     return {**wanted, "output_ids": ids, "meta_info": meta}
 
@@ -218,6 +221,9 @@ def snapshot(seen: Observed) -> None:
     values = seen.response.values() if seen.case.streaming else [seen.response.json()]
     untold = [number for number in range(len(seen.attempts)) if not seen.resumed(number)]
     source = _first_meta(seen.attempts[untold[-1]])
+    leg = seen.prefill_of(untold[-1])
+    if leg is not None:  # of a pair, only the prefill worker knows the prompt's logprobs
+        source |= {name: value for name, value in _first_meta(leg).items() if name.startswith("input_")}
     wanted: dict[str, Any] = {"prompt_tokens": len(request["input_ids"])}
     wanted |= {name: source[name] for name in source if name in _FIRST_ATTEMPT or name.startswith("input_")}
     for at, value in enumerate(values):

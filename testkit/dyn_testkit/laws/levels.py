@@ -6,17 +6,31 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import trio
 from trio.testing import MockClock
 
-from dyn_relay.formats.base import UNKNOWN, CannotComplete, End, Exchange, Format, NativeRequest, Reading, Traits
+from dyn_relay.formats.base import (
+    UNKNOWN,
+    Answer,
+    CannotComplete,
+    End,
+    Exchange,
+    Format,
+    NativeRequest,
+    Outbound,
+    Pairing,
+    Reading,
+    Traits,
+)
 from dyn_relay.http11.sse import Splitter
 from dyn_relay.net import Network
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.laws.laws import MIGRATABLE_HEADER
 from dyn_testkit.laws.observed import Case, Observed
+from dyn_testkit.laws.pairs import LAST_ROOM
 from dyn_testkit.laws.pieces import pieces
 from dyn_testkit.laws.stage import Stage
 from dyn_testkit.simnet import SimNetwork
@@ -33,10 +47,14 @@ class ExchangeLevel:
     Every cut is continued, up to `limit` times; nothing else of a router is here. Implements `Backend`.
     """
 
-    def __init__(self, format: Format, options: WorkerOptions, limit: int = 3) -> None:
+    def __init__(
+        self, format: Format, options: WorkerOptions, limit: int = 3, *, prefills: WorkerOptions | None = None
+    ) -> None:
+        """`prefills`: each worker has a prefill worker with these options beside it."""
         self._format = format
         self._options = options
         self._limit = limit
+        self._prefills = [prefills] * (limit + 1) if prefills is not None else []
 
     def observe(self, case: Case) -> Observed:
         """Run one case, in no real time."""
@@ -45,14 +63,14 @@ class ExchangeLevel:
     async def _observe(self, case: Case) -> Observed:
         network = SimNetwork()
         dialects = [case.dialect(number) for number in range(self._limit + 1)]
-        stage = Stage(network, dialects, self._options, "w{}", 30000)
+        stage = Stage(network, dialects, self._options, "w{}", 30000, prefills=self._prefills)
         async with trio.open_nursery() as nursery:
             await nursery.start(stage.run)
             stage.begin(case)
             drive = _Drive(self._format, network, stage, case)
             response = await drive.run()
             nursery.cancel_scope.cancel()
-        return Observed(case, response, stage.attempts)
+        return Observed(case, response, stage.attempts, prefills=stage.beside)
 
 
 class _Drive:
@@ -64,6 +82,7 @@ class _Drive:
         self._stage = stage
         self._case = case
         self._client = Response(status=200)
+        self._rooms = count(LAST_ROOM, -1)
 
     async def run(self) -> Response:
         headers = [(b"content-type", b"application/json")]
@@ -91,10 +110,11 @@ class _Drive:
     async def _attempt(self, exchange: Exchange, url: str, traits: Traits, number: int) -> bool:
         """One dispatch; True if the client has its answer."""
         now = trio.current_time
-        out = exchange.dispatch(traits, f"~{number:031x}" if number else exchange.rid, now())
-        response = await fetch(self._network, url, out.path, out.body, method=out.method)
+        pairing = await self._pairing(number)
+        out = exchange.dispatch(traits, f"~{number:031x}" if number else exchange.rid, now(), pairing=pairing)
+        response, beside = await self._ask(url, out, number, exchange.beside)
         if response.status:
-            self._read(exchange, response)
+            self._read(exchange, response, beside)
         if exchange.end in _LAST_WORDS:
             self._finish(exchange, b"")
             return True
@@ -109,7 +129,32 @@ class _Drive:
                 return True
         return False
 
-    def _read(self, exchange: Exchange, response: Response) -> None:
+    async def _pairing(self, number: int) -> Pairing | None:
+        if not self._stage.prefills:
+            return None
+        prefill = self._stage.prefills[number]
+        traits = await self._traits(prefill.url)
+        return Pairing(traits, prefill.host, prefill.bootstrap_port, None, lambda: next(self._rooms))
+
+    async def _ask(
+        self, url: str, out: Outbound, number: int, beside: Outbound | None
+    ) -> tuple[Response, Response | None]:
+        """The worker's answer, and its prefill worker's; that one is left alone once the other has broken off."""
+        if beside is None:
+            return await fetch(self._network, url, out.path, out.body, method=out.method), None
+        answers = [Response(), Response()]
+
+        async def ask(index: int, url: str, out: Outbound) -> None:
+            answers[index] = await fetch(self._network, url, out.path, out.body, method=out.method)
+            if not index and not answers[0].complete:
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask, 0, url, out)
+            nursery.start_soon(ask, 1, self._stage.prefills[number].url, beside)
+        return answers[0], answers[1]
+
+    def _read(self, exchange: Exchange, response: Response, beside: Response | None) -> None:
         now = trio.current_time
         reading = exchange.head(response.status, response.headers)
         kind = response.header("content-type") or ""
@@ -124,12 +169,33 @@ class _Drive:
         if reading is Reading.WHOLE:
             if response.complete:
                 exchange.body(response.body, now())
+            if exchange.waits_for_prefill:
+                self._join(exchange, beside)
             return
         splitter = Splitter(_MAX_EVENT)
-        for piece in pieces(response.body, self._case.fragmentation):
+        joined = beside is None
+        for number, piece in enumerate(pieces(response.body, self._case.fragmentation)):
+            if not joined and (number >= self._case.late or exchange.waits_for_prefill):
+                joined = True
+                if not self._join(exchange, beside):
+                    return
             self._client.body += exchange.feed(splitter.feed(piece), now())
             if exchange.end is not None:
                 return
+        if not joined and exchange.waits_for_prefill:
+            self._join(exchange, beside)
+
+    def _join(self, exchange: Exchange, beside: Response | None) -> bool:
+        """Give the exchange what the prefill worker said; False if there is nothing to go on with."""
+        assert beside is not None
+        if not beside.complete:
+            return not exchange.waits_for_prefill
+        kind = beside.header("content-type") or "application/json"
+        stream = beside.status < 400 and kind.startswith("text/event-stream")
+        events = Splitter(_MAX_EVENT).feed(beside.body) if stream else None
+        answer = Answer(beside.status, beside.body, kind.encode())
+        self._client.body += exchange.prefilled(answer, events, trio.current_time())
+        return exchange.end is None
 
     def _finish(self, exchange: Exchange, rest: bytes) -> None:
         client = self._client
@@ -178,10 +244,8 @@ class RouterLevel:
         """Run one case; the workers are quiet before it and after."""
         self._stage.begin(case)
         response = await fetch(self._network, self._url, "/generate", case.body)
-        if self._evidence is None:
-            return Observed(case, response, self._stage.attempts)
-        rows, gauges = await self._evidence()
-        return Observed(case, response, self._stage.attempts, rows, gauges)
+        rows, gauges = await self._evidence() if self._evidence is not None else (None, None)
+        return Observed(case, response, self._stage.attempts, rows, gauges, self._stage.beside)
 
 
 def other(case: Case, *, stream: bool) -> Case:

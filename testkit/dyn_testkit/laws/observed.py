@@ -37,6 +37,11 @@ class Case:
     fragmentation: Fragmentation = WHOLE
     #: The router knows what its workers say of themselves (where the level can choose).
     introduced: bool = True
+    #: Of pairs: what happens to the prefill worker's part in the i-th attempt; those beyond the list live.
+    prefills: tuple[Planned, ...] = ()
+    #: Of pairs: so many pieces of the decode worker's answer are read before the prefill worker's is there (where the
+    #: level can choose).
+    late: int = 0
     #: How the body is spelled, and the answers to it.
     wire: Wire = field(default=SGLANG, repr=False)
 
@@ -58,6 +63,10 @@ class Case:
     def fault(self, attempt: int) -> Planned:
         """What happens to an attempt."""
         return self.faults[attempt] if attempt < len(self.faults) else None
+
+    def prefill(self, attempt: int) -> Planned:
+        """What happens to the prefill worker's part in an attempt."""
+        return self.prefills[attempt] if attempt < len(self.prefills) else None
 
 
 @dataclass(slots=True)
@@ -99,6 +108,8 @@ class Observed:
     rows: Sequence[Mapping[str, Any]] | None = None
     #: What must be 0 once all is over, by name; None if the router does not tell.
     gauges: Mapping[str, float] | None = None
+    #: Of pairs: what prefill workers saw, in order; `attempts` is what decode workers saw.
+    prefills: list[Attempt] = field(default_factory=list)
 
     @property
     def request(self) -> dict[str, Any]:
@@ -109,6 +120,11 @@ class Observed:
         """Tokens that an attempt took for delivered: what its prompt is longer than the client's."""
         wire = self.case.wire
         return len(wire.prompt(self.attempts[attempt].body)) - len(wire.prompt(self.case.body))
+
+    def prefill_of(self, attempt: int) -> Attempt | None:
+        """What the prefill worker of an attempt saw; None if it saw nothing."""
+        room = self.attempts[attempt].sent.get("bootstrap_room")
+        return next((leg for leg in self.prefills if leg.sent.get("bootstrap_room") == room), None)
 
     def redialled(self, attempt: int) -> bool:
         """The attempt before this one died without a byte, as on an aged connection, and was sent again as it was."""
@@ -127,6 +143,9 @@ class Observed:
             fired = "its fault fired" if attempt.fired else "left alone"
             what = f"attempt {number}, {attempt.dialect}" if attempt.dialect else f"attempt {number}"
             lines.append(f"  {what}, {fired}: {attempt.body.decode('utf-8', 'replace')}")
+        for number, leg in enumerate(self.prefills):
+            fired = f"{leg.fault} fired" if leg.fired else "left alone"
+            lines.append(f"  prefill {number}, {fired}: {leg.body.decode('utf-8', 'replace')}")
         got = self.response
         ended = "complete" if got.complete else got.broken or "incomplete"
         lines.append(f"  the client got {got.status}, {ended}: {got.body[-600:]!r}")

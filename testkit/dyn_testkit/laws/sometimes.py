@@ -74,8 +74,26 @@ SGLANG: dict[str, Callable[[Observed], bool]] = {
     "logprobs of the prompt": lambda seen: b'"input_token_logprobs":[[' in seen.response.body,
     "cached tokens": lambda seen: b'"cached_tokens_details":{' in seen.response.body,
 }
+
+
+def _prefill(*spots: Spot) -> Callable[[Observed], bool]:
+    return lambda seen: any(at(leg) in spots for leg in seen.prefills)
+
+
+#: Those of prefill/decode pairs.
+PAIRS: dict[str, Callable[[Observed], bool]] = {
+    "prefill ended before it met decode": _prefill(Spot.AT_HEAD, Spot.AT_BOOTSTRAP),
+    "prefill ended during the transfer": _prefill(Spot.IN_TRANSFER),
+    "prefill ended after the transfer": _prefill(Spot.AFTER_TRANSFER, Spot.AT_TOKEN),
+    "decode ended before it met prefill": _fired(Spot.AT_HEAD, Spot.AT_BOOTSTRAP),
+    "decode ended during the transfer": _fired(Spot.IN_TRANSFER),
+    "decode ended after the transfer": _fired(Spot.AFTER_TRANSFER),
+    "another pair": lambda seen: len({leg.body for leg in seen.prefills}) > 1,
+    "both legs whole at once": lambda seen: len(seen.attempts) == len(seen.prefills) == 1,
+    "rows to replay": lambda seen: b'"routed_experts":' in seen.response.body,
+}
 #: Every known goal.
-GOALS = ANY | SGLANG
+GOALS = ANY | SGLANG | PAIRS
 
 
 class Sometimes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from itertools import cycle
 
 import trio
 
@@ -72,7 +73,9 @@ class _TappedListener:
 class _Tap:
     """A network for one worker: what it says stays readable, connection by connection, in the order of accepting."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, listeners: int = 1) -> None:
+        """`listeners`: how many the worker opens in each life; only what is said on the first one counts."""
+        self._listeners = cycle(range(listeners))
         self.connections: list[TappedConnection] = []
         #: How it is cut on its way.
         self.how = WHOLE
@@ -81,7 +84,8 @@ class _Tap:
         self._network = network
 
     async def listen(self, host: str, port: int) -> Listener:
-        return _TappedListener(await self._network.listen(host, port), self)
+        listener = await self._network.listen(host, port)
+        return listener if next(self._listeners) else _TappedListener(listener, self)
 
 
 class _Part(FaultPlan):
@@ -106,7 +110,10 @@ class _Part(FaultPlan):
 
 
 class Stage:
-    """Mock workers with one model. `run` them, `begin` a case, send its request, then `attempts` tells."""
+    """Mock workers with one model. `run` them, `begin` a case, send its request, then `attempts` tells.
+
+    With prefill workers they are pairs: the `workers` are then the decode workers.
+    """
 
     def __init__(
         self,
@@ -117,29 +124,35 @@ class Stage:
         port: int = 0,
         *,
         cuts: bool = False,
+        prefills: Sequence[WorkerOptions] = (),
     ) -> None:
         """One worker a dialect, on `host` with `{}` in it replaced by its number.
 
         `cuts`: the workers send in pieces, as a case says; for networks that do not cut by themselves.
+        `prefills`: the options of prefill workers, which are told to be that; they have the numbers that follow.
         """
-        base = options or WorkerOptions()
-        self._taps = [_Tap(network) for _ in dialects]
-        self._parts = [_Part(self, number) for number in range(len(dialects))]
-        self.workers = [
-            MockWorker(tap, host.format(number), port, replace(base, dialect=dialect), part)
-            for number, (tap, part, dialect) in enumerate(zip(self._taps, self._parts, dialects, strict=True))
+        base = replace(options or WorkerOptions(), disaggregation="decode" if prefills else "null")
+        each = [replace(base, dialect=dialect) for dialect in dialects]
+        each += [replace(one, disaggregation="prefill") for one in prefills]
+        self._taps = [_Tap(network, 2 if one.disaggregation == "prefill" else 1) for one in each]
+        self._all = [
+            MockWorker(tap, host.format(number), port, one, _Part(self, number))
+            for number, (tap, one) in enumerate(zip(self._taps, each, strict=True))
         ]
+        self.workers, self.prefills = self._all[: len(dialects)], self._all[len(dialects) :]
         self._cuts = cuts
         self._case = Case(b"{}")
         #: Stalled answers of this case go on.
         self.released = trio.Event()
         #: (attempt, its connection, where its answer begins in what was sent there).
         self._entered: list[tuple[Attempt, TappedConnection, int]] = []
+        #: The same of prefill workers.
+        self._beside: list[tuple[Attempt, TappedConnection, int]] = []
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
         async with trio.open_nursery() as nursery:
-            for worker in self.workers:
+            for worker in self._all:
                 await nursery.start(worker.run)
             task_status.started()
 
@@ -151,14 +164,14 @@ class Stage:
     def begin(self, case: Case) -> None:
         """Forget what was seen; each worker gets another part of the prompt into its cache, so that counts differ."""
         self._case = case
-        self._entered = []
+        self._entered, self._beside = [], []
         self.released = trio.Event()
         for tap in self._taps:
             tap.how = case.fragmentation if self._cuts else WHOLE
         prompt = case.request.get("input_ids") or []
         if not all(isinstance(token, int) for token in prompt):
             return
-        for number, worker in enumerate(self.workers):
+        for number, worker in enumerate(self._all):
             history = EMPTY
             for token in prompt[: (number + 1) % 4]:
                 history = mix(history, token)
@@ -167,37 +180,47 @@ class Stage:
     async def mend(self) -> None:
         """The faults stop: stalled answers go on, dead workers come back."""
         self.released.set()
-        for worker in self.workers:
+        for worker in self._all:
             await worker.restart()
 
     def enter(self, number: int, seen: Seen) -> Attempt:
         """A worker has read a generation: the next attempt."""
-        worker, case, count = self.workers[number], self._case, len(self._entered)
+        worker, case = self._all[number], self._case
+        entered, planned = (self._entered, case.fault) if number < len(self.workers) else (self._beside, case.prefill)
         connection = self._taps[number].connections[worker.generates[seen.index].connection]
-        fault = case.fault(count)
+        fault = planned(len(entered))
         if fault is not None and _too_late(fault, worker.options.model, seen.body):
             fault = None
         attempt = Attempt(seen.body, worker.options.dialect, fault)
-        self._entered.append((attempt, connection, len(connection.sent)))
+        entered.append((attempt, connection, len(connection.sent)))
         return attempt
 
     @property
     def attempts(self) -> list[Attempt]:
         """The attempts so far, with what their workers sent."""
-        for attempt, connection, start in self._entered:
-            attempt.wire = bytes(connection.sent[start:])
-        return [attempt for attempt, _, _ in self._entered]
+        return _told(self._entered)
+
+    @property
+    def beside(self) -> list[Attempt]:
+        """The same of prefill workers."""
+        return _told(self._beside)
 
     def pick(self, urls: Collection[str]) -> str:
         """Of these workers, one in the dialect that the case wants next, else the first."""
         wanted = self._case.dialect(len(self._entered))
-        fitting = [w.url for w in self.workers if w.url in urls and w.options.dialect == wanted]
-        return (fitting or [w.url for w in self.workers if w.url in urls])[0]
+        fitting = [w.url for w in self._all if w.url in urls and w.options.dialect == wanted]
+        return (fitting or [w.url for w in self._all if w.url in urls])[0]
 
     @property
     def quiet(self) -> bool:
         """No worker is generating."""
-        return not any(worker.live for worker in self.workers)
+        return not any(worker.live for worker in self._all)
+
+
+def _told(entered: Sequence[tuple[Attempt, TappedConnection, int]]) -> list[Attempt]:
+    for attempt, connection, start in entered:
+        attempt.wire = bytes(connection.sent[start:])
+    return [attempt for attempt, _, _ in entered]
 
 
 def _too_late(fault: tuple[Where, What], model: Model, body: bytes) -> bool:

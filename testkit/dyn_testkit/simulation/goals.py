@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from dyn_testkit.history import History
-from dyn_testkit.simulation.nemeses import KINDS
+from dyn_testkit.simulation.nemeses.legs import PHASES
+from dyn_testkit.simulation.scenario import Scenario
 
 _Row = Mapping[str, Any]
+#: Prefill's answer has one token.
+NEVER = ("prefill", "kill_amid_tokens")
 
 
 def _cuts(row: _Row) -> list[str]:
@@ -43,8 +46,14 @@ OF_ROWS: Mapping[str, Callable[[_Row], bool]] = {
     **{f"an attempt ended by {cause}": _ended_by(cause) for cause in ("connect", "cut", "stall", "busy")},
 }
 
-#: All goals of a campaign with the default scenario.
-GOALS = (*OF_ROWS, *(f"fault: {kind}" for kind in KINDS))
+#: What makes pairs: where either leg's worker died, and that the other one went on.
+OF_PAIRS = tuple(f"{role}: {kind}" for role in ("prefill", "decode") for kind in PHASES if (role, kind) != NEVER)
+
+
+def goals_of(scenario: Scenario) -> tuple[str, ...]:
+    """What a long campaign must have met."""
+    paired = OF_PAIRS if scenario.prefills[1] else ()
+    return (*OF_ROWS, *(f"fault: {kind}" for kind in scenario.kinds), *paired)
 
 
 def met(history: History) -> Counter[str]:
@@ -56,3 +65,9 @@ def _met(history: History) -> Iterator[str]:
     for row in history.rows:
         yield from (name for name, happened in OF_ROWS.items() if happened(row))
     yield from (f"fault: {kind}" for kind in {(fault.kind, fault.at): fault.kind for fault in history.faults}.values())
+    prefills = history.run.prefills
+    yield from (
+        f"{'prefill' if fault.target in prefills else 'decode'}: {fault.kind}"
+        for fault in history.faults
+        if fault.kind in PHASES
+    )

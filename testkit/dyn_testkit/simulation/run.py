@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import msgspec
 import trio
@@ -20,6 +21,7 @@ from dyn_testkit.simulation.nemeses import AUDITOR, HARMS, KINDS, LASTING, PROOF
 from dyn_testkit.simulation.router import RouterFactory, relay
 from dyn_testkit.simulation.scenario import Plan, PlannedFault, RequestPlan
 from dyn_testkit.simulation.world import World, make_network
+from dyn_testkit.worker import MockWorker
 
 #: Seconds after the end of a fault in which an attempt may still fail of it, beside two stall timeouts: a worker whose
 #: health is good gets two of them.
@@ -60,8 +62,13 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
     async with trio.open_nursery() as fleet:
         for worker in world.workers:
             await fleet.start(worker.run)
-        urls = [worker.url for worker in world.workers]
-        async with factory(world.from_router, world.ROUTER, urls, plan.seed, plan.router) as world.router:
+        urls, prefills = world.serving, world.prefills
+        settings = dict(plan.router)
+        if prefills:
+            settings |= {"pd_disaggregation": True, "prefill": tuple(prefills), "decode": tuple(urls)}
+        async with factory(
+            world.from_router, world.ROUTER, () if prefills else urls, plan.seed, settings
+        ) as world.router:
             await _play(world, ran)
             config = Config(**plan.router)
             history.run = Run(
@@ -70,12 +77,14 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
                 traced=True,
                 tapped=True,
                 workers=urls,
+                prefills=prefills,
                 migration_limit=config.migration_limit,
                 aftermath=AFTERMATH + 2 * config.stall_timeout_secs,
                 patience=plan.patience,
                 notice=_notice(config),
                 inhibited=config.inhibited_duration_secs,
-                silence=AFTERMATH + config.stall_timeout_secs,
+                # The silence of a decode worker counts from when its prefill worker has answered.
+                silence=AFTERMATH + (2 if prefills else 1) * config.stall_timeout_secs,
             )
             history.rows = [dict(row) for row in world.router.rows]
             history.arrivals = _arrivals(world)
@@ -162,11 +171,18 @@ def _notice(config: Config) -> float:
 def _arrivals(world: World) -> list[Arrival]:
     """The generations that workers have read from the router; the auditor asks, too."""
     return [
-        Arrival(worker.url, recorded.at, body, worker.made.get(body.get("rid", "")))
+        Arrival(worker.url, recorded.at, body, worker.made.get(body.get("rid", "")), _left(worker, body, recorded.at))
         for worker in world.workers
         for recorded, body in ((each, each.json()) for each in worker.generates)
         if body.get("rid") != AUDITOR
     ]
+
+
+def _left(worker: MockWorker, body: Mapping[str, Any], at: float) -> float | None:
+    """When it was done with it: at once, if that came to nothing; None if it is at work on it still."""
+    name = body.get("rid", ""), body.get("bootstrap_room")
+    live = {(one.job.rid, one.job.bootstrap_room) for one in worker.scheduler.live.values()}
+    return None if name in live else worker.left.get(name, at)
 
 
 def _orders(world: World) -> list[Order]:

@@ -17,9 +17,10 @@ import msgspec
 from msgspec import Meta
 
 from dyn_relay.config import Config, ConfigError
-from dyn_testkit.simulation.nemeses import KINDS
+from dyn_testkit.simulation.nemeses import KINDS, OF_PAIRS
 from dyn_testkit.users import USERS, Body, Wish
 from dyn_testkit.worker import Dialect
+from dyn_testkit.worker.options import Disaggregation
 
 Count = Annotated[int, Meta(ge=0, le=10**6)]
 #: Virtual seconds.
@@ -41,6 +42,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str = "default"
     workers: Whole = (3, 5)
+    #: Workers for prompts alone; with some, the others are for the rest of an answer.
+    prefills: Whole = (0, 0)
     dialects: Annotated[tuple[Dialect, ...], Meta(min_length=1)] = DIALECTS
     #: Seconds a token takes on a worker. One stands for some hundred of a real rollout, which also lasts minutes; but
     #: 32 of them, the cadence that the router asks for, must come within a stall timeout, for it is only told of one.
@@ -58,7 +61,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streaming: Share = 0.6
     experts: Share = 0.3
     faults: Whole = (1, 9)
-    kinds: tuple[str, ...] = tuple(KINDS)
+    kinds: tuple[str, ...] = tuple(kind for kind in KINDS if kind not in OF_PAIRS)
     #: The share of runs in which all faults are of one kind: what befalls a request once, befalls it again.
     alike: Share = 0.3
     #: Seconds until a fault is undone.
@@ -88,6 +91,8 @@ class WorkerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tick: Seconds
     tokens_per_tick: Annotated[int, Meta(ge=1)]
     stream_interval: Annotated[int, Meta(ge=1)]
+    #: What it is for, if workers are pairs.
+    role: Disaggregation = "null"
 
 
 class RequestPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -126,6 +131,27 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     patience: Seconds
 
 
+#: Pairs, and what befalls them.
+PAIRS = Scenario(
+    name="pairs",
+    workers=(2, 3),
+    prefills=(2, 3),
+    faults=(2, 9),
+    kinds=(
+        *sorted(OF_PAIRS),
+        "kill",
+        "stall",
+        "cut",
+        "late_cut",
+        "error",
+        "partition",
+        "reset",
+        "leave",
+        "abort_storm",
+    ),
+)
+
+
 def read(path: Path) -> Scenario:
     """A scenario from a TOML file. Raises `ValueError` that names the key."""
     try:
@@ -149,7 +175,9 @@ def read_plan(path: Path) -> Plan:
 #: The least of a field's lower bound: an answer of no tokens has no place that could be cut.
 _LEAST = {"workers": 1, "requests": 1, "prompt": _NUMBERED, "tokens": 1, "tokens_per_tick": 1, "stream_interval": 1}
 #: Options of the router that a run chooses itself.
-_OURS = frozenset({"host", "port", "worker_urls", "seed", "log_level", "trace_file"})
+_OURS = frozenset(
+    {"host", "port", "worker_urls", "pd_disaggregation", "prefill", "decode", "seed", "log_level", "trace_file"}
+)
 
 
 def verify(scenario: Scenario) -> None:
@@ -166,6 +194,10 @@ def verify(scenario: Scenario) -> None:
             raise ValueError(f"{field.name}: {list(value)} are no bounds")
         if value[0] < _LEAST.get(field.name, 0):
             raise ValueError(f"{field.name}: at least {_LEAST[field.name]}, not {value[0]:g}")
+    if scenario.prefills[1] and not scenario.prefills[0]:
+        raise ValueError("prefills: at least 1, or none at all")
+    if OF_PAIRS & {*scenario.kinds} and not scenario.prefills[1]:
+        raise ValueError(f"kinds: {min(OF_PAIRS & {*scenario.kinds})} befalls pairs, and there are no prefills")
     if scenario.prompt[1] + scenario.tokens[1] > CONTEXT:
         raise ValueError(f"prompt, tokens: together beyond a context of {CONTEXT}")
     _verify_router(scenario.router)
@@ -176,6 +208,9 @@ def verify_plan(plan: Plan) -> None:
     _known("faults: kind", [fault.kind for fault in plan.faults], KINDS)
     if not plan.workers or not plan.requests:
         raise ValueError("workers, requests: at least one of each")
+    roles = {worker.role for worker in plan.workers}
+    if roles not in ({"null"}, {"prefill", "decode"}):
+        raise ValueError(f"workers: role: prefill and decode, or null; not {', '.join(sorted(roles))}")
     for fault in plan.faults:
         if not 0 <= fault.worker < len(plan.workers):
             raise ValueError(f"faults: worker: there is no worker {fault.worker} among {len(plan.workers)}")
@@ -209,7 +244,11 @@ def _verify_router(options: Mapping[str, Any]) -> None:
 def draw(scenario: Scenario, seed: int) -> Plan:
     """The plan of one seed. The same on every machine."""
     random = Random(f"{scenario.name}/{seed}")
-    workers = tuple(_worker(scenario, random) for _ in range(random.randint(*scenario.workers)))
+    paired = scenario.prefills[1] > 0
+    count = random.randint(*scenario.workers)
+    workers = tuple(_worker(scenario, random, "decode" if paired else "null") for _ in range(count))
+    if paired:
+        workers += tuple(_worker(scenario, random, "prefill") for _ in range(random.randint(*scenario.prefills)))
     requests = [_request(scenario, random, number) for number in range(random.randint(*scenario.requests))]
     kinds = scenario.kinds
     if kinds and random.random() < scenario.alike:
@@ -229,12 +268,13 @@ def draw(scenario: Scenario, seed: int) -> Plan:
     )
 
 
-def _worker(scenario: Scenario, random: Random) -> WorkerPlan:
+def _worker(scenario: Scenario, random: Random, role: Disaggregation) -> WorkerPlan:
     return WorkerPlan(
         dialect=random.choice(scenario.dialects),
         tick=round(random.uniform(*scenario.tick), 3),
         tokens_per_tick=random.randint(*scenario.tokens_per_tick),
         stream_interval=random.randint(*scenario.stream_interval),
+        role=role,
     )
 
 

@@ -44,9 +44,12 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
     if len(plan.requests) <= FEW and len(plan.faults) <= FEW:
         for elsewhere in _elsewhere(plan):
             yield from (replace(elsewhere, requests=some) for some in _without(plan.requests) if some)
-    if len(set(plan.workers)) > 1:
-        yield replace(plan, workers=plan.workers[:1] * len(plan.workers))
-    if len(plan.workers) > 1 and not any(fault.worker == len(plan.workers) - 1 for fault in plan.faults):
+    alike = tuple(replace(plan.workers[0], role=worker.role) for worker in plan.workers)
+    if alike != plan.workers:
+        yield replace(plan, workers=alike)
+    last = plan.workers[-1].role
+    spare = any(worker.role == last for worker in plan.workers[:-1])
+    if spare and not any(fault.worker == len(plan.workers) - 1 for fault in plan.faults):
         yield replace(plan, workers=plan.workers[:-1])
     if plan.fragment or plan.latency:
         yield replace(plan, fragment=0, latency=0.0)

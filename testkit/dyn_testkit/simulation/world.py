@@ -78,6 +78,16 @@ class World:
         self._updates += 1
         return f"all.{self._updates}"
 
+    @property
+    def serving(self) -> list[str]:
+        """The URLs of those that give answers: all, or the decode workers of pairs."""
+        return [worker.url for worker in self.workers if worker.options.disaggregation != "prefill"]
+
+    @property
+    def prefills(self) -> list[str]:
+        """The URLs of those that compute prompts for others."""
+        return [worker.url for worker in self.workers if worker.options.disaggregation == "prefill"]
+
     def name(self, fault: PlannedFault) -> str:
         """The target of a fault, for people."""
         return self.workers[fault.worker].host
@@ -97,6 +107,7 @@ def worker_options(plan: Plan) -> list[WorkerOptions]:
             weight_version=f"{number}.0",
             routed_experts=True,
             min_new_tokens_needs_tokenizer=False,
+            disaggregation=worker.role,
         )
         for number, worker in enumerate(plan.workers)
     ]

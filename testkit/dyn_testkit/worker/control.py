@@ -64,7 +64,7 @@ async def _model_info(worker: MockWorker, request: Request) -> Reply:
             "load_format": "auto",
             "reasoning_parser": None,
             "tool_call_parser": None,
-            "disaggregation_mode": "null",
+            "disaggregation_mode": options.disaggregation,
             "has_image_understanding": False,
             "has_audio_understanding": False,
             "model_type": "mock",
@@ -94,7 +94,9 @@ def _server_args(worker: MockWorker) -> dict[str, Any]:
         "enable_return_routed_experts": options.routed_experts,
         "enable_return_indexer_topk": options.indexer_topk,
         "enable_deterministic_inference": options.deterministic,
-        "disaggregation_mode": "null",
+        "load_balance_method": "follow_bootstrap_room" if options.disaggregation == "prefill" else "round_robin",
+        "disaggregation_mode": options.disaggregation,
+        "disaggregation_bootstrap_port": worker.bootstrap_port,
         "random_seed": worker.seed,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,19 @@ from dyn_testkit.background import background
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.engine import mix, mix_text
 from dyn_testkit.faults import Fault, FaultPlan, Seen, parse_fault
+from dyn_testkit.simnet import SimNetwork
+from dyn_testkit.worker.bootstrap import BootstrapServer
 from dyn_testkit.worker.contract import Poisoned, error_object
 from dyn_testkit.worker.control import ROUTES, authorize, method_refused
-from dyn_testkit.worker.generate import Generator, Scheduler
+from dyn_testkit.worker.generate import Generator
 from dyn_testkit.worker.inject import AnswerCut, Injector
 from dyn_testkit.worker.jobs import Reader
 from dyn_testkit.worker.kv_events import KvPublisher
 from dyn_testkit.worker.kv_log import KvFaults, KvLog
+from dyn_testkit.worker.legs import DecodeLeg, Phase, PrefillLeg, Rooms
 from dyn_testkit.worker.options import WorkerOptions
 from dyn_testkit.worker.render import Renderer
+from dyn_testkit.worker.scheduler import Scheduler
 from dyn_testkit.worker.wire import TEXT, BadRequest, Reply, Request, keeps_alive, read_request, reply_bytes
 
 
@@ -77,17 +81,22 @@ class MockWorker:
         self.aborts: list[dict[str, Any]] = []
         #: As `Scheduler.made`, over all its lives.
         self.made: dict[str, list[tuple[str, int, int]]] = {}
+        #: As `Scheduler.left`.
+        self.left: dict[tuple[str, int | None], float] = {}
         #: Connections accepted so far; requests whose client went away before the answer was out.
         self.dialled = 0
         self.disconnects = 0
         self.deaths = 0
+        #: Of one leg of a pair: where its bootstrap server listens, and each (room, phase) that it came to, in order.
+        self.bootstrap_port = self.options.bootstrap_port
+        self.phases: list[tuple[int, Phase]] = []
         #: In the order in which they came: their end must not depend on where they lie in memory.
         self._connections: dict[Connection, None] = {}
         self._rids = 0
         self._ranks = 0
         self._draws = 0
         self._life: trio.CancelScope | None = None
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
         self._up = trio.Event()
         self._revived = trio.Event()
         self._changed = trio.Event()
@@ -105,7 +114,17 @@ class MockWorker:
         self.model_path = self.options.model_path
         kv = self.options.kv_events
         self.kv_logs = [KvLog(rank, kv, self.kv_faults) for rank in range(self.options.dp_size)] if kv else []
-        self.scheduler = Scheduler(self.options, made=self.made, pages=[log.cache for log in self.kv_logs])
+        pages = [log.cache for log in self.kv_logs]
+        self.scheduler = Scheduler(self.options, made=self.made, left=self.left, pages=pages)
+        self._bootstrap: BootstrapServer | None = None
+        rooms = Rooms(self._reach)
+        if self.options.disaggregation == "prefill":
+            address, wall = (lambda: (self.host, self.port)), self.renderer.wall
+            self._bootstrap = BootstrapServer(self.options.dp_size, address, wall)
+            self.scheduler.leg = PrefillLeg(self.options, rooms, self._bootstrap)
+        elif self.options.disaggregation == "decode":
+            dials = self.network.host(self.host) if isinstance(self.network, SimNetwork) else self.network
+            self.scheduler.leg = DecodeLeg(self.options, rooms, dials)
         reader = Reader(self.options, self._new_rid, self._next_rank, self._next_draw)
         self._generator = Generator(self.scheduler, reader, self.renderer)
 
@@ -141,6 +160,11 @@ class MockWorker:
         return len(self.scheduler.live)
 
     @property
+    def rooms(self) -> list[int]:
+        """The bootstrap rooms that were ever taken, in order."""
+        return [room for room, phase in self.phases if phase is Phase.BOOTSTRAP]
+
+    @property
     def generates(self) -> list[Recorded]:
         """The `/generate` requests among `requests`."""
         return [recorded for recorded in self.requests if recorded.path == "/generate"]
@@ -149,29 +173,43 @@ class MockWorker:
         """Listen and serve, also again after each `kill` and `restart`, until cancelled."""
         started = False
         while True:
-            listener = self._listener = await self.network.listen(self.host, self.port)
-            self.port = listener.port
+            await self._listen()
             self._up.set()
             if not started:
                 started = True
                 task_status.started()
             try:
                 with trio.CancelScope() as self._life:
-                    await self._live(listener)
+                    await self._live(self._listeners[0])
             finally:
-                listener.close()
+                self._close_listeners()
             await self._revived.wait()
             self._revived = trio.Event()
 
+    async def _listen(self) -> None:
+        self._listeners = [await self.network.listen(self.host, self.port)]
+        self.port = self._listeners[0].port
+        if self._bootstrap is not None:
+            try:
+                self._listeners.append(await self.network.listen(self.host, self.bootstrap_port))
+            except OSError as exc:
+                self._close_listeners()
+                raise OSError(exc.errno, f"bootstrap port {self.bootstrap_port}: {exc.strerror}") from exc
+            self.bootstrap_port = self._listeners[1].port
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
     async def _live(self, listener: Listener) -> None:
         """One life: serve, and publish."""
-        if self.kv_publisher is None:
-            await self._accept(listener)
-            return
-        logs = self.kv_logs
-        with self.kv_publisher.open() as sockets:
+        with ExitStack() as stack:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.kv_publisher.run, logs, sockets)
+                if self.kv_publisher is not None:
+                    sockets = stack.enter_context(self.kv_publisher.open())
+                    nursery.start_soon(self.kv_publisher.run, self.kv_logs, sockets)
+                if self._bootstrap is not None:
+                    nursery.start_soon(self._bootstrap.accept, self._listeners[1], self._connections)
                 await self._accept(listener)
                 nursery.cancel_scope.cancel()
 
@@ -202,20 +240,20 @@ class MockWorker:
 
     def _check_alive(self) -> None:
         if not self.alive:
-            born = self.deaths or self._listener is not None
+            born = self.deaths or self._listeners
             what = f"is dead (deaths so far: {self.deaths})" if born else "has not been started"
             help = "`await worker.restart()` brings it back" if born else "`run` it first"
             raise WorkerIsDead(f"the worker {self.host}:{self.port} {what}; {help}")
 
     def _die(self, *, reset: bool = False) -> None:
-        if not self.alive or self._life is None or self._listener is None:
+        if not self.alive or self._life is None:
             return
         self.deaths += 1
         for log in self.kv_logs:
             log.listeners.clear()  # what ends with it tells nothing more
         self._up = trio.Event()
         self._life.cancel()
-        self._listener.close()
+        self._close_listeners()
         for connection in self._connections:
             if reset:
                 connection.abort()
@@ -260,6 +298,15 @@ class MockWorker:
             and len(self.aborts) >= aborts
             and self.disconnects >= disconnects
         ):
+            await self._changed.wait()
+
+    def _reach(self, room: int, phase: Phase) -> None:
+        self.phases.append((room, phase))
+        self._note()
+
+    async def reaches_phase(self, room: int, phase: Phase) -> None:
+        """Return once its leg of this room has come so far."""
+        while (room, phase) not in self.phases:
             await self._changed.wait()
 
     def _note(self) -> None:

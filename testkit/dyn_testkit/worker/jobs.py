@@ -40,6 +40,13 @@ class Job:
     indexer_topk: bool = False
     dp_rank: int | None = None
     adapter: str = ""
+    #: Samples of its prompt, this one included.
+    copies: int = 1
+    #: Where the two legs of a pair meet; the decode leg dials host and port, and may be told the prefill leg's rank.
+    bootstrap_room: int | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    prefill_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +88,9 @@ class Reader:
             self._verify(job, item, body)
         if single and copies == 1:
             return jobs
-        copied = [replace(job, rid=job.rid if copies == 1 else self.new_rid()) for job in jobs for _ in range(copies)]
-        return [replace(job, index=index) for index, job in enumerate(copied)]
+        if copies > 1:
+            jobs = [replace(job, rid=self.new_rid(), copies=copies) for job in jobs for _ in range(copies)]
+        return [replace(job, index=index) for index, job in enumerate(jobs)]
 
     def _prompts(self, body: Mapping[str, Any]) -> tuple[list[list[int]], bool]:
         text: Any = body.get("text")
@@ -132,6 +140,9 @@ class Reader:
             return default if value is None else value
 
         options = self.options
+        room = of("bootstrap_room", None)
+        if room is not None and not isinstance(body["bootstrap_room"], list):
+            room += at
         routed = options.routed_experts and of("return_routed_experts", False)
         spelled = of("return_text_in_logprobs", False) and not options.skip_tokenizer_init
         return Job(
@@ -147,16 +158,22 @@ class Reader:
             return_prompt_token_ids=of("return_prompt_token_ids", False),
             routed_experts_start=of("routed_experts_start_len", 0) if routed else None,
             indexer_topk=options.indexer_topk and of("return_indexer_topk", False),
-            dp_rank=self._rank(body),
+            dp_rank=self._rank(body, room),
             adapter=of("lora_path", ""),
+            bootstrap_room=room,
+            bootstrap_host=of("bootstrap_host", None),
+            bootstrap_port=of("bootstrap_port", None),
+            prefill_rank=body.get("disagg_prefill_dp_rank"),
         )
 
-    def _rank(self, body: Mapping[str, Any]) -> int | None:
+    def _rank(self, body: Mapping[str, Any], room: int | None) -> int | None:
         rank: int | None = body.get("routed_dp_rank")
         if rank is None:
             rank = body.get("data_parallel_rank")
         if rank is not None and not 0 <= rank < self.options.dp_size:
             raise Invalid(f"routed_dp_rank={rank} out of range [0, {self.options.dp_size})")
+        if rank is None and room is not None and self.options.disaggregation == "prefill":
+            rank = room % self.options.dp_size
         return self.next_rank() if rank is None or self.options.dp_size == 1 else rank
 
     def _verify(self, job: Job, given: Mapping[str, Any], body: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -12,6 +12,7 @@ from dyn_testkit.worker.kv_cache import KvOptions
 
 Dialect = Literal["cumulative", "incremental", "mixed"]
 AbortMatch = Literal["prefix", "exact"]
+Disaggregation = Literal["null", "prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +60,26 @@ class WorkerOptions:
     #: Added to every number of these rows, so that they tell which worker made them. Keep it a multiple of
     #: `model.experts`.
     expert_mark: int = 0
+    #: What becomes of the bytes of `routed_experts` before they are in Base64: some engines compress them.
+    packing: Callable[[bytes], bytes] = bytes
     #: Each event has the rows so far, not the finish alone: no engine that is known does so.
     early_rows: bool = False
     grammar_backend: bool = True
     lora_adapters: tuple[str, ...] = ()
     dp_size: int = 1
+    #: The whole of a request, or one leg of a prefill/decode pair.
+    disaggregation: Disaggregation = "null"
+    #: Where a prefill worker's bootstrap server listens (0: the system chooses), and a decode worker looks for one if a
+    #: request does not say.
+    bootstrap_port: int = 8998
+    #: Forward passes that the transfer of a prompt takes.
+    transfer_ticks: int = 1
+    #: How long a prefill leg waits for its decode leg (`SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT`), and a decode leg for
+    #: what it is to be given (`..._WAITING_TIMEOUT`).
+    bootstrap_timeout: float = 300.0
+    waiting_timeout: float = 300.0
+    #: A decode leg that waits looks this often whether the prefill worker is there; two failures are enough.
+    heartbeat: float = 5.0
     #: Idle connections are closed after this long (uvicorn's default).
     keep_alive: float = 5.0
     #: `/health` runs a token and polls once a second on a real engine.
@@ -77,6 +93,6 @@ class WorkerOptions:
 
     def __post_init__(self) -> None:
         """Raises `ValueError`: what nobody knows would silently be something else."""
-        for name, kind in (("dialect", Dialect), ("abort_match", AbortMatch)):
+        for name, kind in (("dialect", Dialect), ("abort_match", AbortMatch), ("disaggregation", Disaggregation)):
             if getattr(self, name) not in get_args(kind):
                 raise ValueError(f"{name}: must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}")

@@ -17,6 +17,9 @@ from dyn_testkit.worker.options import WorkerOptions
 
 #: `[logprob or null, token, text or null]`
 Entry = list[Any]
+INPUTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
+#: Folded into the histories of rows that a decode worker has never computed.
+_STALE = 19
 
 
 @dataclass(slots=True)
@@ -44,6 +47,8 @@ class Live:
     told: int = 0
     #: Set when somebody aborts it.
     abort: dict[str, Any] | None = None
+    #: The first token's logprob as another worker told it; None: it is computed here.
+    told_logprob: float | None = None
 
     def add(self, model: Model, step: Step, version: str) -> None:
         """Take the engine's next token."""
@@ -53,7 +58,9 @@ class Live:
         self.versions[-1][2] = len(self.ids)
         job = self.job
         if job.return_logprob:
-            self.token_logprobs.append(_entry(job, logprob(model, step.view, step.token), step.token))
+            told = self.told_logprob if len(self.ids) == 1 else None
+            value = logprob(model, step.view, step.token) if told is None else told
+            self.token_logprobs.append(_entry(job, value, step.token))
             if job.top_logprobs_num:
                 self.top_logprobs.append(_top(job, model, step.view))
             if job.token_ids_logprob:
@@ -100,23 +107,29 @@ def input_logprobs(job: Job, model: Model) -> dict[str, Any]:
 
 
 def routed_experts(job: Job, ids: list[int], options: WorkerOptions) -> str:
-    """Base64 of int32 rows, little-endian, for positions `[start, prompt + output - 1)`."""
-    return _rows(job, ids, options, expert_row, job.routed_experts_start or 0)
+    """Base64 of int32 rows, little-endian, for positions `[start, prompt + output - 1)`; packed, if its worker does."""
+    rows = _rows(job, ids, options, expert_row, job.routed_experts_start or 0)
+    return base64.b64encode(options.packing(rows)).decode()
 
 
 def indexer_topk(job: Job, ids: list[int], options: WorkerOptions) -> str:
     """The same of the indexer, for all positions."""
-    return _rows(job, ids, options, indexer_row, 0)
+    return base64.b64encode(_rows(job, ids, options, indexer_row, 0)).decode()
 
 
-def _rows(job: Job, ids: list[int], options: WorkerOptions, row: Callable[[Model, int], list[int]], start: int) -> str:
+def _rows(
+    job: Job, ids: list[int], options: WorkerOptions, row: Callable[[Model, int], list[int]], start: int
+) -> bytes:
     rows = array("i")
     history = EMPTY
+    # A decode worker has never computed the prompt: what is in these rows is from something else.
+    stale = len(job.prompt) if options.disaggregation == "decode" else 0
     for position, token in enumerate([*job.prompt, *ids][:-1]):
         history = mix(history, token)
         if position >= start:
-            rows.extend(number + options.expert_mark for number in row(options.model, history))
-    return base64.b64encode(rows.tobytes()).decode()
+            known = history if position >= stale else mix(history, _STALE)
+            rows.extend(number + options.expert_mark for number in row(options.model, known))
+    return rows.tobytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +197,8 @@ class Renderer:
     def _logprobs(self, live: Live, since: int) -> dict[str, Any]:
         job = live.job
         if not live.inputs:
-            live.inputs = input_logprobs(job, self.options.model)
+            gone = self.options.disaggregation == "decode"  # they stay where the prompt was computed
+            live.inputs = {name: [] for name in INPUTS} if gone else input_logprobs(job, self.options.model)
         keys: dict[str, Any] = {
             "input_token_logprobs": live.inputs["input_token_logprobs"],
             "output_token_logprobs": live.token_logprobs[since:],
@@ -202,7 +216,7 @@ class Renderer:
         """The event of a request that the scheduler refused; its id 0 is no token."""
         live = Live(job, started, ids=[0], versions=[[weight_version, 0, 1]])
         meta = self._meta(live, weight_version, finish, 0, stamped=True) | {"prompt_tokens": 1}
-        for name in ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs"):
+        for name in INPUTS:
             if name in meta:
                 meta[name] = []
         return self._short(live, [0], meta)

@@ -246,6 +246,7 @@ _PROBLEMS: dict[str, Callable[[object], tuple[str, str] | None]] = {
     "float": _float_problem,
     "str": _str_problem,
     "nullable[str]": lambda value: None if value is None else _str_problem(value),
+    "nullable[int]": lambda value: None if value is None else _int_problem(value),
     "dict[str,any]": _dict_problem,
 }
 
@@ -309,8 +310,12 @@ FIELDS: dict[str, Field] = {
     "routed_experts_start_len": Field(("int",), _integer, null=False),
     "return_indexer_topk": Field(("bool",), None, null=False),
     "lora_path": Field((list_of("nullable[str]"), "str"), _nullable(_optional_strings)),
+    "bootstrap_host": Field((list_of("str"), "str"), None),
+    "bootstrap_port": Field((list_of("nullable[int]"), "int"), None),
+    "bootstrap_room": Field((list_of("int"), "int"), None),
     "routed_dp_rank": Field(("int",), _nullable(_integer)),
     "data_parallel_rank": Field(("int",), None),
+    "disagg_prefill_dp_rank": Field(("int",), None),
     "return_prompt_token_ids": Field(("bool",), _boolean, null=False),
 }
 
@@ -371,9 +376,12 @@ def settle(body: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("return_routed_experts", "return_indexer_topk"):
         if settled.get(name) is not None:
             settled[name] = boolean(settled[name])
-    rank = settled.get("data_parallel_rank")
-    if rank is not None:
-        settled["data_parallel_rank"] = integer(rank)
+    for name in ("bootstrap_port", "bootstrap_room", "data_parallel_rank", "disagg_prefill_dp_rank"):
+        value = settled.get(name)
+        if isinstance(value, list):
+            settled[name] = [None if item is None else integer(item) for item in value]
+        elif value is not None:
+            settled[name] = integer(value)
     return settled
 
 

@@ -13,18 +13,19 @@ from scripted_engines import Engines, claim, make_fleet, picked
 
 from dyn_relay.config import Config
 from dyn_relay.fleet.discovery import discovery as module
-from dyn_relay.fleet.discovery.base import SourceError
+from dyn_relay.fleet.discovery.base import Source, SourceError
 from dyn_relay.fleet.discovery.catalog import sources
 from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.discovery.static import Static
 from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.stage import Named
 from dyn_relay.fleet.worker import State
 from dyn_relay.http11.origin import Origin
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"
 
 
-class Scripted:
+class Scripted(Source):
     """A source that says what the test says."""
 
     def __init__(self, name: str = "file") -> None:
@@ -253,7 +254,7 @@ async def test_it_has_started_once_each_source_has_answered_or_failed(autojump_c
     async with trio.open_nursery() as nursery:
 
         async def start() -> None:
-            await nursery.start(Discovery(fleet, [Static([A]), file, dns]).run)
+            await nursery.start(Discovery(fleet, [Static([Named(Origin.parse(A))]), file, dns]).run)
             started.set()
 
         nursery.start_soon(start)

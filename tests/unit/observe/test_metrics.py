@@ -35,7 +35,7 @@ def test_every_promised_name_is_there() -> None:
         tokens_saved cached_tokens poison ttft_seconds inter_token_seconds loop_lag_seconds worker_state
         worker_in_flight worker_transitions http_requests discovery_up discovery_workers
              queue_depth retry_queue_depth replay_buffer_bytes queue_refusals queue_wait_seconds
-             log_lines_dropped"""
+             log_lines_dropped policy_events policy_size"""
     assert {f"dyn_relay_{name}" for name in promised.split()} <= names
     assert {name for name in names if not name.startswith("process_")} == {f"dyn_relay_{n}" for n in promised.split()}
 

@@ -81,7 +81,7 @@ def test_each_answers_own_request_asks_for_what_the_whole_asked(body: dict[str, 
     parts = taken_apart(body)
     if asked(request(body)).several:
         assert [replace(ENGINE.jobs(json.loads(part.request.body))[0], rid="", index=None) for part in parts] == [
-            replace(job, rid="", index=None, sampling=replace(job.sampling, n=1)) for job in whole
+            replace(job, rid="", index=None, copies=1, sampling=replace(job.sampling, n=1)) for job in whole
         ]
         assert asked(request(body)).generations == len(whole) == len(parts)
         if whole[0].rid != "made up":

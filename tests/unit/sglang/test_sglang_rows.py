@@ -12,8 +12,9 @@ from msgspec import Raw
 from sglang_kit import DIALECTS, DONE, SSE_HEAD, Engine, dumps, opened, oracle, sse
 
 from dyn_relay.formats.base import CannotComplete, End, Event, Traits
+from dyn_relay.formats.sglang.codec import STRIDE, Codec
 from dyn_relay.formats.sglang.exchange import SglangExchange
-from dyn_relay.formats.sglang.replay import STRIDE, Replay
+from dyn_relay.formats.sglang.replay import Replay
 
 ASKED: dict[str, Any] = {
     "rid": "mine",
@@ -213,7 +214,7 @@ def test_an_engine_that_refuses_to_tell_rows_fails() -> None:
 
 def test_no_rows_before_the_start() -> None:
     """A start at the prompt's end: of a sequence of one token more there are none, and none is "", as stock has it."""
-    replay = Replay("routed_experts", 3)
+    replay = Replay("routed_experts", 3, Codec())
     replay.check(Raw(b'""'), 4)
     for value in (b'"AAAA"', b'"AAAAAAAAAAA="'):
         with pytest.raises(ValueError, match="are not 0 rows"):
@@ -226,7 +227,7 @@ def test_padding_where_two_pieces_meet() -> None:
     assert len(value) > STRIDE
     spoiled = value[: STRIDE - 4] + "AA==" + value[STRIDE:]
     with pytest.raises(ValueError, match="padding in its midst"):
-        Replay("routed_experts", 0).check(Raw(dumps(spoiled)), 60_001)
+        Replay("routed_experts", 0, Codec()).check(Raw(dumps(spoiled)), 60_001)
 
 
 def test_who_may_go_on_with_rows() -> None:
@@ -242,7 +243,7 @@ def test_who_may_go_on_with_rows() -> None:
 
 @pytest.mark.parametrize("count", [1, 7, 60_000])
 def test_large_rows_are_read_in_pieces(count: int) -> None:
-    replay = Replay("routed_experts", 0)
+    replay = Replay("routed_experts", 0, Codec())
     value = Raw(dumps(rows(count)))
     replay.check(value, count + 1)
     replay.note(value, count)
@@ -252,7 +253,7 @@ def test_large_rows_are_read_in_pieces(count: int) -> None:
 
 def test_two_stretches_that_were_computed_again() -> None:
     """The second worker went through what the first had made, and told rows; the third through what came after them."""
-    replay = Replay("routed_experts", 0)
+    replay = Replay("routed_experts", 0, Codec())
     replay.settle(3, 0, 2)
     replay.note(Raw(dumps(rows(5, 64))), 3)
     replay.settle(3, 2, 4)
@@ -262,7 +263,7 @@ def test_two_stretches_that_were_computed_again() -> None:
 
 def test_rows_of_an_earlier_attempt_are_not_told_again() -> None:
     """Three cuts; only the first worker told rows."""
-    replay = Replay("routed_experts", 0)
+    replay = Replay("routed_experts", 0, Codec())
     replay.note(Raw(dumps(rows(4))), 2)
     for before, tokens in ((0, 2), (2, 4), (4, 6)):
         replay.settle(3, before, tokens)

@@ -17,7 +17,7 @@ from contract_kit import broken, setup
 from dyn_relay.net import Connection, ConnectionBroken
 from dyn_testkit import engine
 from dyn_testkit.contract import CHECKS
-from dyn_testkit.worker import MockWorker, contract, control, core, generate, jobs, render, wire
+from dyn_testkit.worker import MockWorker, contract, control, core, generate, jobs, render, scheduler, wire
 from dyn_testkit.worker.render import Live, Renderer
 from dyn_testkit.worker.schema import WrongType
 from dyn_testkit.worker.wire import Reply, Request
@@ -145,22 +145,22 @@ def deaf(patch: Patch) -> None:
 def welcoming(patch: Patch) -> None:
     """A live rid is taken again."""
 
-    def enter(self: generate.Scheduler, job: jobs.Job) -> Live:
+    def enter(self: scheduler.Scheduler, job: jobs.Job) -> Live:
         self.live[job.rid] = live = Live(job, trio.current_time())
         return live
 
-    patch.setattr(generate.Scheduler, "enter", enter)
+    patch.setattr(scheduler.Scheduler, "enter", enter)
 
 
 def aborting(match: Callable[[str, str], bool], finish: dict[str, Any] | None = None) -> Plant:
-    def abort(self: generate.Scheduler, rid: str, *, everything: bool = False) -> list[str]:
+    def abort(self: scheduler.Scheduler, rid: str, *, everything: bool = False) -> list[str]:
         for name, live in self.live.items():
             if everything or match(name, rid):
-                live.abort = finish or generate.ABORTED
+                live.abort = finish or scheduler.ABORTED
         self.changed()
         return []
 
-    return setting(generate.Scheduler, "abort", abort)
+    return setting(scheduler.Scheduler, "abort", abort)
 
 
 def parsing(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Plant:
@@ -376,7 +376,7 @@ DEVIATIONS: list[tuple[str, Plant]] = [
     ("refuses_malformed_json", setting(contract, "bad_request_object", told)),
     ("refuses_no_prompt", setting(generate, "value_error", told)),
     ("refuses_negative_temperature", setting(jobs, "verify_sampling", unchecked)),
-    ("refuses_logprob_start_beyond", setting(generate, "schedule", unchecked)),
+    ("refuses_logprob_start_beyond", setting(scheduler, "schedule", unchecked)),
     ("abort_a_stream", aborting(lambda name, rid: False)),
     ("abort_a_stream", aborting(lambda name, rid: name == rid, {"type": "abort", "message": "Aborted"})),
     ("abort_a_unary_request", aborting(lambda name, rid: name == rid, {"type": "stop", "matched": None})),
@@ -388,7 +388,7 @@ DEVIATIONS: list[tuple[str, Plant]] = [
     ("disconnect_aborts", deaf),
     ("disconnect_aborts_a_unary_request", deaf),
     ("pause_and_continue", lambda patch: patch.delitem(control.ROUTES, "/pause_generation")),
-    ("pause_and_continue", setting(generate.Scheduler, "pause", unchecked)),
+    ("pause_and_continue", setting(scheduler.Scheduler, "pause", unchecked)),
     ("pause_and_continue", route("/continue_generation", lambda value: value.pop("status"))),
     ("flush_cache", lambda patch: patch.delitem(control.ROUTES, "/flush_cache")),
     ("flush_cache", metas(all_cached)),

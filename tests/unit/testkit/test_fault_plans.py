@@ -376,7 +376,8 @@ def test_only_whole_tokens_are_counted_from_the_end() -> None:
 def test_every_kind_and_place_is_tested_here() -> None:
     tested = {*ENDS, STALL, faults.GARBAGE, faults.EMPTY_200, faults.COMMENTS_ONLY}
     assert {what.kind for what in tested} | {Kind.STATUS, Kind.ABORT_EVENT} == set(Kind)
-    assert {where.spot for where in STREAM_PLACES} | {Spot.BEFORE_ACCEPT} == set(Spot)
+    of_pairs = {Spot.AT_BOOTSTRAP, Spot.IN_TRANSFER, Spot.AFTER_TRANSFER}  # see test_pair_faults.py
+    assert {where.spot for where in STREAM_PLACES} | {Spot.BEFORE_ACCEPT} | of_pairs == set(Spot)
 
 
 async def test_the_wire_after_a_reset_is_an_error_for_whoever_writes() -> None:

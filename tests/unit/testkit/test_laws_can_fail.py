@@ -57,9 +57,9 @@ class TamperedExchange:
         if name not in self._changes and name != "dispatch":
             return real
 
-        def call(*args):
+        def call(*args, **kwargs):
             self._attempt += name == "dispatch"
-            return self._changes.get(name, lambda result, _: result)(real(*args), self._attempt)
+            return self._changes.get(name, lambda result, _: result)(real(*args, **kwargs), self._attempt)
 
         return call
 

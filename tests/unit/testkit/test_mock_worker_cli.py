@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
@@ -36,6 +37,28 @@ def test_it_serves_and_dies_on_demand() -> None:
         assert whole.text.endswith("data: [DONE]\n\n")
         with pytest.raises(httpx.RemoteProtocolError):
             httpx.post(f"{url}/generate", json=BODY, trust_env=False)
+        assert process.wait(timeout=30) == 137
+
+
+def test_a_pair_of_processes() -> None:
+    flags = ["--disaggregation-bootstrap-port", "0", "--bootstrap-timeout", "30", "--fault", "1:kill@transfer"]
+    with (
+        worker("--disaggregation-mode", "prefill", *flags) as (process, prefill),
+        worker("--disaggregation-mode", "decode", "--heartbeat", "0.05") as (_, decode),
+        ThreadPoolExecutor() as threads,
+    ):
+        told = httpx.get(f"{prefill}/server_info", trust_env=False).json()
+        assert told["disaggregation_mode"] == "prefill"
+        meeting = {"bootstrap_host": "127.0.0.1", "bootstrap_port": told["disaggregation_bootstrap_port"]}
+        body = BODY | meeting | {"bootstrap_room": 2**63 - 1, "stream": False}
+        alone = threads.submit(httpx.post, f"{prefill}/generate", json=body, trust_env=False)
+        whole = httpx.post(f"{decode}/generate", json=body, trust_env=False).json()
+        assert len(whole["output_ids"]) == 3
+        assert alone.result().json()["output_ids"] == whole["output_ids"][:1]
+        dying = threads.submit(httpx.post, f"{prefill}/generate", json=body, trust_env=False)
+        failed = httpx.post(f"{decode}/generate", json=body, trust_env=False)
+        assert (failed.status_code, "Lost connection" in failed.text) == (500, True)
+        assert isinstance(dying.exception(), httpx.RemoteProtocolError)
         assert process.wait(timeout=30) == 137
 
 

@@ -16,11 +16,21 @@ from msgspec.structs import replace
 from dyn_chaos.cli import main
 from dyn_testkit.checkers import Finding
 from dyn_testkit.simulation.campaign import Result, search, smallest, try_plan, try_seed
-from dyn_testkit.simulation.goals import GOALS, met
+from dyn_testkit.simulation.goals import goals_of, met
 from dyn_testkit.simulation.nemeses import KINDS, LASTING, PROOFS, Missed, Unproven, Validated
 from dyn_testkit.simulation.nemeses.workers import Death
 from dyn_testkit.simulation.run import run
-from dyn_testkit.simulation.scenario import Plan, PlannedFault, RequestPlan, Scenario, WorkerPlan, draw, read, read_plan
+from dyn_testkit.simulation.scenario import (
+    PAIRS,
+    Plan,
+    PlannedFault,
+    RequestPlan,
+    Scenario,
+    WorkerPlan,
+    draw,
+    read,
+    read_plan,
+)
 from dyn_testkit.simulation.shrink import shrink
 
 SMALL = Scenario(requests=(3, 5), tokens=(1, 30), span=200.0, duration=(5.0, 100.0))
@@ -83,7 +93,7 @@ def one(kind: str, **changes: object) -> Plan:
     return replace(plan, **changes)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", Scenario().kinds)
 def test_each_kind_of_fault_happens_and_is_survived(kind: str) -> None:
     ran = run(one(kind))
     assert ran.findings == []
@@ -137,14 +147,14 @@ async def test_the_protocol_of_a_nemesis_is_held() -> None:
 def test_every_kind_has_a_proof_and_a_goal() -> None:
     assert set(KINDS) == set(PROOFS)
     assert set(KINDS) >= LASTING
-    assert {f"fault: {kind}" for kind in KINDS} <= set(GOALS)
+    assert {f"fault: {kind}" for kind in KINDS} <= {*goals_of(Scenario()), *goals_of(PAIRS)}
     assert issubclass(Unproven, AssertionError)
     assert not issubclass(Missed, AssertionError)
 
 
 def test_goals_are_counted() -> None:
     counts = met(run(one("kill")).history)
-    assert {"a stream continued", "an attempt ended by cut", "fault: kill"} <= set(counts) <= set(GOALS)
+    assert {"a stream continued", "an attempt ended by cut", "fault: kill"} <= set(counts) <= set(goals_of(Scenario()))
     counts = met(run(one("leave")).history)
     assert counts["the client left"] == 1
     assert counts["a stream continued"] == 0
@@ -214,6 +224,8 @@ def test_a_scenario_is_a_file(tmp_path: Path) -> None:
         ("dialects = []", "dialects"),
         ("users = []", "users"),
         ("kinds = []", "kinds: of which"),
+        ('kinds = ["kill_in_transfer"]', "kinds: kill_in_transfer befalls pairs"),
+        ("prefills = [0, 2]", "prefills: at least 1"),
         ("prompt = [9000, 9000]", "prompt, tokens: together"),
         ("router = {stall_timeot_secs = 5.0}", "router: 'stall_timeot_secs'"),
         ('router = {stall_timeout_secs = "x"}', "router: "),
@@ -239,6 +251,7 @@ def test_a_bad_scenario_names_its_field(tmp_path: Path, text: str, words: str) -
         ({"faults": [{"kind": "kill", "worker": 0, "at": 1.0, "duration": 1.0, "choice": 1.0}]}, "faults: choice"),
         ({"faults": [{"kind": "kill", "worker": 0, "at": -1.0, "duration": 1.0}]}, "at"),
         ({"workers": []}, "workers, requests"),
+        ({"workers": [msgspec.to_builtins(replace(one("kill").workers[0], role="decode"))]}, "workers: role"),
         ({"requests": []}, "workers, requests"),
         ({"requests": [{"key": "0", "at": 0.0, "body": {"input_ids": [1, 2]}}]}, "requests: 0: body"),
         (

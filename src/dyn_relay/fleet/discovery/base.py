@@ -6,9 +6,11 @@ books, and one that starts afresh after a failure does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
+from dyn_relay.fleet.stage import Named
 from dyn_relay.http11.origin import Origin
 
 #: Takes the whole set of workers, as a source sees it now. Awaits nothing.
@@ -24,6 +26,8 @@ class Source(Protocol):
 
     #: One short word of a fixed few: it labels metrics and log lines, and stands in a worker's `named_by`.
     name: str
+    #: Those of its workers of which it knows more than where they are.
+    named: Mapping[Origin, Named] = MappingProxyType({})
 
     async def run(self, report: Report) -> None:
         """Report the set once it is known, and again whenever it may have changed, until cancelled.

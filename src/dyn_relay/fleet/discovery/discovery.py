@@ -15,6 +15,7 @@ import trio
 
 from dyn_relay.fleet.discovery.base import Source, SourceError
 from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.stage import Named
 from dyn_relay.http11.origin import Origin
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("discovery")
@@ -83,7 +84,8 @@ class _Followed:
         # Those that join come first, so that a fleet which is exchanged is never empty.
         for origin in self.named:
             if origin not in before:
-                self._fleet.add(str(origin), by=self.source.name)
+                _, role, port = self.source.named.get(origin, Named(origin))
+                self._fleet.add(str(origin), self.source.name, role, port)
         for origin in before:
             if origin not in self.named:
                 self._fleet.withdraw(str(origin), by=self.source.name)

@@ -6,14 +6,14 @@ import socket
 
 import trio
 
-from dyn_relay.fleet.discovery.base import Report, SourceError
+from dyn_relay.fleet.discovery.base import Report, Source, SourceError
 from dyn_relay.http11.origin import Origin
 
 #: Seconds that one look-up may take.
 TIMEOUT = 10.0
 
 
-class ResolvedName:
+class ResolvedName(Source):
     """`authority` is `NAME:PORT`; it is looked up every `interval` seconds. Raises `ValueError` for a bad one."""
 
     name = "dns"

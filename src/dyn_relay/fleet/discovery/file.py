@@ -12,7 +12,7 @@ from pathlib import Path
 
 import trio
 
-from dyn_relay.fleet.discovery.base import Report, SourceError
+from dyn_relay.fleet.discovery.base import Report, Source, SourceError
 from dyn_relay.http11.origin import Origin
 
 #: Seconds that new content must stay the same.
@@ -21,7 +21,7 @@ SETTLE = 1.0
 TIMEOUT = 10.0
 
 
-class WatchedFile:
+class WatchedFile(Source):
     """`path` is looked at every `interval` seconds. `read` gives its content; raises `OSError`."""
 
     name = "file"

@@ -19,7 +19,7 @@ import trio
 from lightkube import KubeConfig
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 
-from dyn_relay.fleet.discovery.base import Report, SourceError
+from dyn_relay.fleet.discovery.base import Report, Source, SourceError
 from dyn_relay.http11.origin import Origin
 
 #: Seconds that the server may take to begin an answer.
@@ -99,7 +99,7 @@ class _Gone(Exception):
     """The server has forgotten the version that was asked for."""
 
 
-class Pods:
+class Pods(Source):
     """The pods that carry all labels of `selector` (`key=value`), in `namespace` or in all; they listen on `port`."""
 
     name = "kubernetes"

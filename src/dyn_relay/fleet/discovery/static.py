@@ -1,4 +1,4 @@
-"""The workers of `--worker-urls`."""
+"""The workers that the configuration names: `--worker-urls`, or `--prefill` and `--decode`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterable
 
 import trio
 
-from dyn_relay.fleet.discovery.base import Report
-from dyn_relay.http11.origin import Origin
+from dyn_relay.fleet.discovery.base import Report, Source
+from dyn_relay.fleet.stage import Named
 
 
-class Static:
-    """A set that never changes. Raises `ValueError` for a bad URL."""
+class Static(Source):
+    """A set that never changes."""
 
     name = "static"
 
-    def __init__(self, urls: Iterable[str]) -> None:
-        self._origins = [Origin.parse(url) for url in urls]
+    def __init__(self, named: Iterable[Named]) -> None:
+        self.named = {one.origin: one for one in named}
 
     async def run(self, report: Report) -> None:
-        report(self._origins)
+        report(self.named)
         await trio.sleep_forever()

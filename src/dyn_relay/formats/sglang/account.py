@@ -68,7 +68,7 @@ class Account:
         self.verdict = Verdict(request.unreadable)
         self._request = request
         self._rules = rules
-        self._ledger = Ledger({replay.name: replay for replay in replays_of(request)})
+        self._ledger = Ledger({replay.name: replay for replay in replays_of(request, rules.codec)})
         self._attempt = Attempt(-1, "", 0, 0.0, None, 0)
         #: What is known of the model that the current attempt's worker runs.
         self._stops = Stops()

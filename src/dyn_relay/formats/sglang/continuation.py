@@ -26,6 +26,10 @@ _LEAST_INTERVAL = 32
 
 #: Worker-specific: never sent to another worker. A rank number means nothing on an engine with other ranks.
 RANKS = frozenset({"routed_dp_rank", "data_parallel_rank"})
+#: What ties a request to a pair of workers. A room that is used twice crashes both (SGLang's issue 40125).
+BOOTSTRAP = frozenset({"bootstrap_host", "bootstrap_port", "bootstrap_room"})
+#: What says where a request is to run.
+PLACES = RANKS | {"disagg_prefill_dp_rank"}
 BOUND_TO_WORKER = frozenset({"kv_hints"}) | RANKS
 #: The first release of which `routed_dp_rank` is known.
 _ROUTED_SINCE = (0, 5, 19)
@@ -103,18 +107,18 @@ def placed(traits: Traits, rank: int | None) -> Fields:
     return {"routed_dp_rank" if release(traits.version) >= _ROUTED_SINCE else "data_parallel_rank": raw(rank)}
 
 
-def whole(request: Request, traits: Traits, rank: int | None) -> bytes:
-    """Any attempt of a request that is not migratable: the client's body, at a rank. One that is no JSON names none."""
-    return request.given(placed(traits, rank), RANKS) if request.fields else request.body
+def whole(request: Request, place: Fields) -> bytes:
+    """Any attempt of a request that is not migratable: the client's body, at a `place`, unless it is no JSON."""
+    return request.given(place, _replaced(place)) if request.fields else request.body
 
 
-def first(request: Request, traits: Traits, rid: str, rank: int | None = None) -> bytes:
+def first(request: Request, traits: Traits, rid: str, place: Fields) -> bytes:
     """Attempt 0: a stream's body byte for byte if it has this `rid`, else with it; a unary one turned into a stream.
 
-    A text's ids are asked for. `rank`: the one to name instead of the client's own.
+    A text's ids are asked for. `place`: what says where it is to run, instead of the client's own fields.
     """
-    fields = placed(traits, rank)
-    drop = RANKS if fields else frozenset()
+    fields = dict(place)
+    drop = _replaced(place)
     if request.rid != rid or not request.stream:
         fields["rid"] = raw(rid)
     if request.stream and not request.hides_prompt:
@@ -123,9 +127,9 @@ def first(request: Request, traits: Traits, rid: str, rank: int | None = None) -
     return request.edited(fields, _paced(request, traits, 0), drop)
 
 
-def later(request: Request, traits: Traits, rid: str, ids: array[int], rank: int | None = None) -> bytes:
+def later(request: Request, traits: Traits, rid: str, ids: array[int], place: Fields) -> bytes:
     """Any other attempt: the original request while nothing was delivered, a continuation from then on."""
-    fields: Fields = {"stream": TRUE, "rid": raw(rid), **placed(traits, rank)}
+    fields: Fields = {"stream": TRUE, "rid": raw(rid), **place}
     sampling = _paced(request, traits, len(ids))
     if not ids:
         if request.hides_prompt:
@@ -151,15 +155,16 @@ def later(request: Request, traits: Traits, rid: str, ids: array[int], rank: int
     return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
 
 
-def rows_alone(request: Request, traits: Traits, rid: str, ids: array[int], rank: int | None = None) -> bytes:
-    """For the rows to replay of an answer that has all its tokens: nothing is generated.
+def rows_alone(request: Request, rid: str, ids: array[int], place: Fields, *, budget: int = 0) -> bytes:
+    """For the rows to replay of an answer that has all its tokens: nothing is generated that anybody wants.
 
     Of a budget of 0 SGLang 0.5.23 goes through the prompt, and tells its rows but the last, as of any other sequence.
+    A pair cannot but make one token: there the last one is made again (`budget` 1), and the rows are the same.
     """
-    prompt = _sequence(request, ids)
+    prompt = _sequence(request, ids[: len(ids) - budget])
     fields: Fields = {"stream": TRUE, "rid": raw(rid), "input_ids": prompt, "return_logprob": raw(False)}
-    fields |= placed(traits, rank)
-    sampling: Fields = {"max_new_tokens": raw(0), "min_new_tokens": raw(0)}
+    fields |= place
+    sampling: Fields = {"max_new_tokens": raw(budget), "min_new_tokens": raw(0)}
     return request.edited(fields, sampling, BOUND_TO_WORKER | {"text"})
 
 
@@ -184,6 +189,11 @@ def holds(request: Request, traits: Traits) -> bool:
     return (
         request.prompt_tokens <= traits.max_input and request.prompt_tokens + asked <= traits.max_input + _BELOW_CONTEXT
     )
+
+
+def _replaced(place: Fields) -> frozenset[str]:
+    """What of the client's own does not stand beside a `place`: if that names ranks, whichever it named itself."""
+    return PLACES if PLACES & place.keys() else frozenset()
 
 
 def _sequence(request: Request, ids: array[int]) -> Raw:

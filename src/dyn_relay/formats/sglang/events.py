@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -90,6 +91,11 @@ BUSY_MESSAGES = (
 )
 
 
+#: How 0.5.23 says that a leg of a pair was aborted on somebody's wish before its cache was handed over: as a 500
+#: (disaggregation/{prefill,decode}.py).
+_HANDOVER_ABORTED = re.compile(r"KVTransferError\(bootstrap_room=-?\d+\): Aborted by AbortReq\.?$")
+
+
 class Kind(enum.Enum):
     """What an event says."""
 
@@ -111,6 +117,8 @@ class Fault(msgspec.Struct, frozen=True):
             return End.BUSY  # what stands before an engine says so
         if 400 <= self.code < 500:
             return End.REFUSED
+        if self.code == 500 and _HANDOVER_ABORTED.search(self.message):
+            return End.INTERRUPTED
         if self.code == 503 and tokens == 0 and self.message.startswith(BUSY_MESSAGES):
             return End.BUSY
         return End.FAILED

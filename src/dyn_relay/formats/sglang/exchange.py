@@ -12,8 +12,10 @@ from dyn_relay.formats.base import (
     Answer,
     CannotComplete,
     End,
+    Event,
     Headers,
     Outbound,
+    Pairing,
     Reading,
     Traits,
     Verdict,
@@ -40,6 +42,7 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.needs import needs_of
+from dyn_relay.formats.sglang.pair import Prefilled, inputs_of, legs
 from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
@@ -54,6 +57,8 @@ _anything = msgspec.json.Decoder(Raw)
 
 #: Seconds that a token may take before its silence counts, for engines that were asked to say less.
 _SECONDS_A_TOKEN = 0.1
+#: Characters of an engine's words that a log line shows.
+_LINE = 200
 
 
 class SglangExchange(Reader):
@@ -72,12 +77,15 @@ class SglangExchange(Reader):
         self.unsplit = ""
         #: Those of the worker that attempt 0 was admitted for.
         self._traits = Traits()
+        self.beside: Outbound | None = None
         self._status = 0
         self._content_type = b""
         #: The current attempt's worker was sent the client's own body.
         self._as_is = False
         #: A worker's answer that was no stream.
         self._whole: Answer | None = None
+        #: The current attempt's worker has answered 200, in one piece.
+        self._one_piece = False
         #: The finish that was made here.
         self._local: tuple[Fields, Fields] | None = None
         #: The reason of one that is made as soon as its rows to replay are there; {} for none.
@@ -134,7 +142,9 @@ class SglangExchange(Reader):
             self._request, self._traits, self.verdict.migratable, self.delivered, text, owed, self._rules.weights, had
         )
 
-    def dispatch(self, traits: Traits, rid: str, now: float, rank: int | None = None) -> Outbound:
+    def dispatch(
+        self, traits: Traits, rid: str, now: float, rank: int | None = None, pairing: Pairing | None = None
+    ) -> Outbound:
         """Begin the next attempt, under the name `rid` if the request is migratable.
 
         Raises `CannotComplete` if something was delivered that cannot be continued.
@@ -149,7 +159,7 @@ class SglangExchange(Reader):
         self._stops = self._rules.stops[traits.model, traits.text]
         hint = hinted(traits.incremental)
         pace = continuation.interval(request, traits, self.delivered) if self.verdict.migratable else 0
-        self._whole = None
+        self._whole, self._one_piece = None, False
         attempt = Attempt(number, rid, self.delivered, now, hint, pace)
         attempt.detokenizes = continuation.detokenizes(traits)
         attempt.deterministic, attempt.expected = traits.deterministic is True, traits.weight_version
@@ -157,19 +167,55 @@ class SglangExchange(Reader):
             before, ids = request.last_ids(CONTEXT), self._ledger.ids
             attempt.seam = Seam(request, before, ids, self._ledger.told, deltas=traits.incremental is True)
         self._begin(attempt)
-        if number == 0 and rank == self.pinned:
+        if number == 0 and rank == self.pinned and pairing is None:
             rank = None  # the client's own body says so
         self._as_is = not self.verdict.migratable
-        if self._as_is:
-            return Outbound(request.method, PATH, continuation.whole(request, traits, rank), request.content_type)
         if self._owed_finish:
             self._take = self._take_rows
-            body = continuation.rows_alone(request, traits, rid, self._ledger.ids, rank)
-        elif number == 0:
-            body = continuation.first(request, traits, rid, rank)
+        place, self.beside = continuation.placed(traits, rank), None
+        if pairing is not None:
+            inputs = () if self.delivered else inputs_of(request)
+            attempt.prefilled = Prefilled(inputs, self._ledger.replays, self._rules.codec)
+            place, prefill = legs(request, pairing, place, first=number == 0)
+            self.beside = self._outbound(pairing.traits, prefill)
+        return self._outbound(traits, place)
+
+    def _outbound(self, traits: Traits, place: Fields) -> Outbound:
+        """The current attempt's request for one worker, which `place` names."""
+        request, attempt, ids = self._request, self._attempt, self._ledger.ids
+        if self._as_is:
+            return Outbound(request.method, PATH, continuation.whole(request, place), request.content_type)
+        if self._owed_finish:
+            body = continuation.rows_alone(request, attempt.rid, ids, place, budget=int(attempt.prefilled is not None))
+        elif attempt.number == 0:
+            body = continuation.first(request, traits, attempt.rid, place)
         else:
-            body = continuation.later(request, traits, rid, self._ledger.ids, rank)
+            body = continuation.later(request, traits, attempt.rid, ids, place)
         return Outbound(request.method, PATH, body)
+
+    @property
+    def waits_for_prefill(self) -> bool:
+        """Something of the decode worker's answer needs what the prefill worker says."""
+        prefilled = self._attempt.prefilled
+        return prefilled is not None and prefilled.waits and self.end is None
+
+    def prefilled(self, answer: Answer, events: Sequence[Event] | None, now: float) -> bytes:
+        """The prefill worker's whole answer; return what the client's body gets. Raises `CannotComplete`."""
+        prefilled = self._attempt.prefilled
+        assert prefilled is not None
+        if answer.status >= 400:
+            self._refused(answer)
+            return b""
+        try:
+            found, held = prefilled.told([data for _, data in events if data] if events is not None else [answer.body])
+        except UNREADABLE as exc:
+            self._stop(End.GARBAGE, f"the prefill worker's answer: {exc}")
+            return b""
+        if found is not None:
+            self._fault = found
+            self._stop(found.end(self.attempt_tokens), found.message)
+            return b""
+        return self._read(held, now)
 
     def stall_allowance(self) -> float:
         """Seconds that the asked-for cadence explains."""
@@ -192,11 +238,7 @@ class SglangExchange(Reader):
     def body(self, data: bytes, now: float) -> None:
         """The whole body of an error, or of a worker that answers a stream's request in one piece. Sets `end`."""
         if self._status >= 400:
-            self._whole = Answer(self._status, data, self._content_type)
-            self.detail = _excerpt(data)
-            self.end = Fault(self._status, self.detail).end(0)
-            if self._status == 503 and (self.streaming or self.verdict.migratable):
-                self.end = End.BUSY  # a stream has its status before its first token, whatever the words
+            self._refused(Answer(self._status, data, self._content_type))
             return
         if self._status == 200 and not self.streaming:
             try:
@@ -204,12 +246,26 @@ class SglangExchange(Reader):
             except NotJson as exc:
                 self._stop(End.GARBAGE, f"the answer is not JSON: {exc}")
                 return
+            self._one_piece = True
             self.feed(((b"", data), (b"", DONE)), now)
-            own = self._attempt.rid == self.rid and not self._attempt.base and not self._request.hides_prompt
-            if self.end is End.FINISHED and (own or self._as_is):
-                self._whole = Answer(200, data, self._content_type)
             return
         self._stop(End.GARBAGE, f"status {self._status}, {self._content_type.decode('latin-1')}")
+
+    def _read(self, events: Sequence[Event], now: float) -> bytes:
+        out = super()._read(events, now)
+        own = self._attempt.rid == self.rid and not self._attempt.base and not self._request.hides_prompt
+        aborted = self.end is End.ABORTED and self._as_is
+        if self._one_piece and (aborted or (self.end is End.FINISHED and (own or self._as_is))):
+            self._whole = Answer(200, events[0][1], self._content_type)
+        return out
+
+    def _refused(self, answer: Answer) -> None:
+        self._whole = answer
+        message = _message(answer.body)
+        self.detail = message[:_LINE]
+        self.end = Fault(answer.status, message).end(0)
+        if answer.status == 503 and (self.streaming or self.verdict.migratable):
+            self.end = End.BUSY  # a stream has its status before its first token, whatever the words
 
     def last_words(self) -> bytes:
         """The held-back error event and the terminator that stock sends after it."""
@@ -281,8 +337,10 @@ class SglangExchange(Reader):
         if kind(event) is Kind.ERROR:
             self._fail(fault(event), data, whole)
             return ()
-        meta = meta_of(data)
-        if kind(event) is not Kind.FINISH or total_of(event) or plain(meta["id"]) != self._attempt.rid:
+        meta, again = meta_of(data), self._attempt.prefilled is not None
+        if again and kind(event) is Kind.PROGRESS:
+            return ()
+        if kind(event) is not Kind.FINISH or total_of(event) != again or plain(meta["id"]) != self._attempt.rid:
             raise ValueError("more than the rows that it was asked for")
         assert event.meta_info is not None
         if not self._may_follow(event.meta_info.weight_version):
@@ -377,11 +435,11 @@ class SglangExchange(Reader):
         return None
 
 
-def _excerpt(data: bytes) -> str:
-    """A line for the log from an engine's error body, whatever its shape."""
+def _message(data: bytes) -> str:
+    """What an engine's error body says, whatever its shape."""
     try:
         fields = read_fields(data)
         found = error_object(fields["error"]).message if "error" in fields else str(plain(fields["message"]))
     except (ValueError, KeyError):
-        found = data[:200].decode("utf-8", "replace")
-    return found[:200]
+        found = data[:_LINE].decode("utf-8", "replace")
+    return found

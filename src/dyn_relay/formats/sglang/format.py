@@ -9,7 +9,9 @@ from typing import Literal
 import msgspec
 
 from dyn_relay.formats.base import Answer, Bundle, Explanation, Limits, NativeRequest, Outbound, Rejected, Traits
-from dyn_relay.formats.sglang.batch import Unsplit, shares
+from dyn_relay.formats.sglang.batch import Unsplit, asked, shares
+from dyn_relay.formats.sglang.codec import Codec
+from dyn_relay.formats.sglang.continuation import BOOTSTRAP
 from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.events import DONE_EVENT
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
@@ -27,6 +29,8 @@ _infos = msgspec.json.Decoder(dict[str, object])
 
 #: Token ids are int64 in the engine.
 _ID_LIMIT = 2**63
+#: What `/server_info` says in `disaggregation_mode`, and the role that this is.
+_ROLES = {"null": "regular", "prefill": "prefill", "decode": "decode"}
 #: More data-parallel ranks than any engine has.
 _MOST_RANKS = 4096
 
@@ -35,7 +39,9 @@ class SglangFormat:
     """Stock SGLang, token mode.
 
     `on_abort="resume"` treats aborts that nobody explains as failed attempts. `weights`: which ones may continue an
-    answer. `tells_recomputed`: answers say in `meta_info` which rows to replay were computed again.
+    answer. `paired`: a prefill worker computes the prompt and another one the answer; `trusts_bootstrap`: clients may
+    say where and how these two meet. `tells_recomputed`: answers say in `meta_info` which rows to replay were computed
+    again.
     """
 
     name = "sglang"
@@ -44,6 +50,8 @@ class SglangFormat:
     info_paths: tuple[str, ...] = (_MODEL_INFO, _SERVER_INFO)
     ready_path = "/ready"
     stock: Traits = STOCK
+    #: How rows to replay are spelled.
+    codec = Codec()
 
     def __init__(
         self,
@@ -51,23 +59,43 @@ class SglangFormat:
         weights: WeightPolicy = WeightPolicy(),  # noqa: B008 - frozen
         *,
         tells_recomputed: bool = False,
+        paired: bool = False,
+        trusts_bootstrap: bool = False,
     ) -> None:
-        self._rules = Rules(on_abort == "resume", weights, tells_recomputed)
+        self._rules = Rules(on_abort == "resume", weights, tells_recomputed, self.codec)
+        self._paired = paired
+        self._trusts_bootstrap = trusts_bootstrap
 
     def open(self, request: NativeRequest, rid: str) -> SglangExchange:
         """Begin a logical request. Raises `Rejected` for what is known to kill or wedge a stock engine (0.5.23)."""
-        return self._exchange(_spared(Request(request)), rid)
+        parsed = _spared(Request(request))
+        self._check_pair(parsed, split=False)
+        return self._exchange(parsed, rid)
 
     def split(self, request: NativeRequest, fresh: Callable[[], str]) -> SglangExchange | Bundle:
         """As `open`; a batch, or an `n` above 1, gives one exchange for each answer if it can be taken apart."""
         parsed = _spared(Request(request))
+        self._check_pair(parsed, split=True)
         made = self._split(parsed, fresh)
         return made if isinstance(made, SglangExchange) else Bundle(parsed.rid or fresh(), made, DONE_EVENT, joined)
+
+    def _check_pair(self, request: Request, *, split: bool) -> None:
+        """Raises `Rejected` for what a pair of workers would hang on, or crash."""
+        if not self._paired:
+            return
+        for name in sorted(BOOTSTRAP & request.fields.keys()):
+            if not self._trusts_bootstrap and request.value(name) is not None:
+                raise rejected(name, f"{name} is set by the proxy (see --trust-client-bootstrap).", request.stream)
+        want = asked(request)
+        if want.generations > want.prompts and not split:
+            words = "n above 1 is not for prefill/decode pairs: its samples would share a room (see --split-batches)."
+            raise rejected("n", words, request.stream)
 
     def _split(self, parsed: Request, fresh: Callable[[], str]) -> SglangExchange | list[Item]:
         try:
             found = shares(parsed, fresh)
         except Unsplit as exc:
+            self._check_pair(parsed, split=False)
             whole = self._exchange(parsed, fresh())
             whole.unsplit = exc.reason
             return whole
@@ -99,6 +127,8 @@ class SglangFormat:
             routed_experts=_boolean(merged.get("enable_return_routed_experts")),
             indexer_topk=_boolean(merged.get("enable_return_indexer_topk")),
             dp_size=_ranks(merged.get("dp_size")),
+            role=_role(merged.get("disaggregation_mode")),
+            bootstrap_port=_port(merged.get("disaggregation_bootstrap_port")),
             epoch=_epoch(server),
             kv_events=kv_events(merged.get("kv_events")),
         )
@@ -179,6 +209,15 @@ def _defaults(infos: dict[str, object]) -> dict[str, object] | None:
     if isinstance(value, str):
         value = _object(value.encode())
     return value if isinstance(value, dict) else {}
+
+
+def _role(value: object) -> str | None:
+    return _ROLES.get(value) if isinstance(value, str) else None
+
+
+def _port(value: object) -> int | None:
+    port = _integer(value)
+    return port if port is not None and 0 < port < 65536 else None
 
 
 def _ranks(value: object) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dyn_relay.formats.base import UNKNOWN, Answer, CannotComplete, End, Event, Outbound, Traits, Verdict
+from dyn_relay.formats.base import UNKNOWN, Answer, CannotComplete, End, Event, Outbound, Pairing, Traits, Verdict
 from dyn_relay.formats.sglang.batch import Share
 from dyn_relay.formats.sglang.dialect import Dialect, hinted
 from dyn_relay.formats.sglang.events import DONE, DONE_EVENT
@@ -57,7 +57,9 @@ class Item(SglangExchange):
         other = not self.verdict.migratable and not self._common.speaks(traits)
         return super().lacks(traits) or (_DIALECT if other else "")
 
-    def dispatch(self, traits: Traits, rid: str, now: float, rank: int | None = None) -> Outbound:
+    def dispatch(
+        self, traits: Traits, rid: str, now: float, rank: int | None = None, pairing: Pairing | None = None
+    ) -> Outbound:
         """As any exchange; what comes is told in the dialect of all. Raises `CannotComplete` if it cannot be."""
         if self.streaming:
             common = self._common.adopt(traits)
@@ -65,13 +67,17 @@ class Item(SglangExchange):
                 if not self.verdict.migratable:
                     raise CannotComplete(_DIALECT)
                 self._dialect = self._dialect or common
-        return super().dispatch(traits, rid, now, rank)
+        return super().dispatch(traits, rid, now, rank, pairing)
 
     @property
     def outright(self) -> bool:
         """The engine would not even begin: its error is no part of an answer, and has no index."""
         held = self._held.removeprefix(b"data: ")
         return self.end in _ERRORS and bool(held) and "meta_info" not in read_fields(held)
+
+    def prefilled(self, answer: Answer, events: Sequence[Event] | None, now: float) -> bytes:
+        """As any exchange."""
+        return self._placed(super().prefilled(answer, events, now))
 
     def feed(self, events: Sequence[Event], now: float) -> bytes:
         """As any exchange; the terminator is not for one answer alone to give."""

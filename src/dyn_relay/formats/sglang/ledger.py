@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec import Raw
 
 from dyn_relay.formats.sglang.dialect import Dialect
+from dyn_relay.formats.sglang.pair import Prefilled
 from dyn_relay.formats.sglang.replay import Replay
 from dyn_relay.formats.sglang.seam import Seam
 from dyn_relay.formats.sglang.spans import Span, of_marks
@@ -150,6 +151,7 @@ class Attempt:
         "number",
         "opening",
         "pieces",
+        "prefilled",
         "rid",
         "seam",
         "started",
@@ -168,6 +170,8 @@ class Attempt:
         self.hint = hint
         #: Tokens between two events, 0 if unknown.
         self.interval = interval
+        #: Of an attempt at a pair: what its prefill worker has said.
+        self.prefilled: Prefilled | None = None
         #: How it makes text of tokens is known.
         self.detokenizes = False
         #: What it has shown to speak.

@@ -79,7 +79,13 @@ class Reader(Account):
 
     def feed(self, events: Sequence[Event], now: float) -> bytes:
         """Take whole events; return what the client's body gets."""
-        seam = self._attempt.seam
+        seam, prefilled = self._attempt.seam, self._attempt.prefilled
+        if prefilled is not None:
+            try:
+                events = prefilled.take(events)
+            except UNREADABLE as exc:
+                self._stop(End.GARBAGE, str(exc))
+                return b""
         if seam is not None:
             try:
                 events = seam.take(events)

@@ -1,9 +1,9 @@
 """Rows that a trainer replays: the experts that each token was routed to, the positions that an indexer chose for it.
 
-SGLang 0.5.23 tells them with the finish only: base64 of int32, little-endian, `[rows, layers, chosen]`, with a row for
-each position of prompt and output from a start on, but the last one (batch_result_processor.py:136, :181;
-state_capturer/base.py:173). The prompt of a continuation is all that was there, so its finish has all rows, and those
-of positions that an earlier worker went through are *computed again*: the shape is right, and the client is told which.
+SGLang 0.5.23 tells them with the finish only, spelled as the codec knows, with a row for each position of prompt and
+output from a start on, but the last one (batch_result_processor.py:136, :181; state_capturer/base.py:173). The prompt
+of a continuation is all that was there, so its finish has all rows, and those of positions that an earlier worker went
+through are *computed again*: the shape is right, and the client is told which.
 
 A worker may tell rows before its finish; then they are the client's. Those of positions that were delivered stay those
 of the worker that sampled from them, and the ones of a later worker follow.
@@ -11,29 +11,25 @@ of the worker that sampled from them, and the ones of a later worker follow.
 
 from __future__ import annotations
 
-import binascii
 from collections.abc import Iterator
 
 from msgspec import Raw
 
+from dyn_relay.formats.sglang.codec import Codec, spliced
 from dyn_relay.formats.sglang.request import Request
 
 #: A field of `meta_info`, and the switch of a request that asks for it.
 SWITCHES = {"routed_experts": "return_routed_experts", "indexer_topk": "return_indexer_topk"}
 
-#: Bytes of an int32.
-_INT = 4
-#: Characters that are decoded at once: a multiple of 4.
-STRIDE = 1 << 20
-
 
 class Replay:
     """One field over all attempts of an answer. Positions count from the prompt's first token."""
 
-    __slots__ = ("_intervals", "_kept", "_start", "_told", "_width", "key", "name", "owed", "recomputed")
+    __slots__ = ("_codec", "_intervals", "_kept", "_start", "_told", "_width", "key", "name", "owed", "recomputed")
 
-    def __init__(self, name: str, start: int) -> None:
+    def __init__(self, name: str, start: int, codec: Codec) -> None:
         self.name = name
+        self._codec = codec
         #: How an event that has it spells its name.
         self.key = b'"%b"' % name.encode()
         #: The client must get it: the worker that was to answer has not said that it does not tell it.
@@ -71,9 +67,9 @@ class Replay:
         if told is None or tokens <= before:
             return
         value, seen = told
-        rows = b"".join(self._decoded(value, prompt + seen))
+        rows = spliced(self._kept, self._decoded(value, prompt + seen))
         self._intervals = self._again(prompt, before)
-        self._kept += rows[len(self._kept) : self.rows(prompt + tokens) * self._width]
+        self._kept = bytes(rows[: self.rows(prompt + tokens) * self._width])
 
     def shown(self, value: Raw, prompt: int, before: int, tokens: int) -> Raw:
         """An event's value in the client's view; numbers as in `settle`. Sets `recomputed`.
@@ -84,8 +80,7 @@ class Replay:
         if not self._kept:
             self.check(value, prompt + tokens)
             return value
-        rows = b"".join(self._decoded(value, prompt + tokens))
-        return Raw(b'"%b"' % binascii.b2a_base64(self._kept + rows[len(self._kept) :], newline=False))
+        return self._codec.encode(self.name, spliced(self._kept, self._decoded(value, prompt + tokens)))
 
     def _again(self, prompt: int, before: int) -> list[tuple[int, int]]:
         """The earlier ones, and what an attempt after `before` tokens computes again: all but the rows that are kept.
@@ -97,34 +92,17 @@ class Replay:
         return [*self._intervals, (since, until)] if since < until else self._intervals
 
     def _decoded(self, value: Raw, length: int) -> Iterator[bytes]:
-        """The rows of a sequence, in pieces: they may be 60 MB. Raises `ValueError` if they are none."""
-        text, rows = memoryview(value), self.rows(length)
-        if bytes(text[:1]) != b'"':
-            raise ValueError(f"{self.name} is no string")
-        text = text[1:-1]
-        size = len(text) // 4 * 3 - bytes(text[-2:]).count(b"=")
-        width, rest = divmod(size, rows * _INT) if rows else (0, size)
-        width *= _INT
-        if len(text) % 4 or rest or (rows and (not width or (self._width and width != self._width))):
-            raise ValueError(f"{self.name}: {len(text)} characters of base64 are not {rows} rows")
-        for at in range(0, len(text), STRIDE):
-            piece = text[at : at + STRIDE]
-            if at + STRIDE < len(text) and bytes(piece[-1:]) == b"=":
-                raise ValueError(f"{self.name}: padding in its midst")
-            try:
-                data = binascii.a2b_base64(piece, strict_mode=True)
-            except binascii.Error as exc:
-                raise ValueError(f"{self.name}: {exc}") from exc
-            yield data
+        """The rows of a sequence, in pieces. Raises `ValueError` if they are none."""
+        width = yield from self._codec.rows(self.name, value, self.rows(length), self._width)
         self._width = width or self._width
 
 
-def replays_of(request: Request) -> list[Replay]:
+def replays_of(request: Request, codec: Codec) -> list[Replay]:
     """One for each field that a request asks for."""
     start = request.value("routed_experts_start_len")
     first = start if type(start) is int and start > 0 else 0
     return [
-        Replay(name, first if name == "routed_experts" else 0)
+        Replay(name, first if name == "routed_experts" else 0, codec)
         for name, switch in SWITCHES.items()
         if request.asks(switch)
     ]

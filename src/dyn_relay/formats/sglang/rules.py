@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from dyn_relay.formats.sglang.codec import Codec
 from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.weights import WeightPolicy
 
@@ -19,5 +20,7 @@ class Rules:
     weights: WeightPolicy = field(default_factory=WeightPolicy)
     #: Answers say in `meta_info` which rows to replay were computed again.
     tells_recomputed: bool = False
+    #: How rows to replay are spelled.
+    codec: Codec = field(default_factory=Codec)
     #: What is known of each model, with a tokenizer and without: that has ids of its own that end an answer.
     stops: defaultdict[tuple[str | None, bool | None], Stops] = field(default_factory=lambda: defaultdict(Stops))

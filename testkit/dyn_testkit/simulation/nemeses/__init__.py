@@ -8,16 +8,19 @@ from dyn_testkit.history import Harm
 from dyn_testkit.simulation.nemeses.base import AUDITOR, Missed, Nemesis, Unproven, Validated
 from dyn_testkit.simulation.nemeses.clients import Clients
 from dyn_testkit.simulation.nemeses.cuts import Cut, Hound
+from dyn_testkit.simulation.nemeses.legs import Legs
 from dyn_testkit.simulation.nemeses.links import Links
 from dyn_testkit.simulation.nemeses.proofs import PROOFS
 from dyn_testkit.simulation.nemeses.workers import Death, Illness, Rollout
 
 #: The kinds that work again once they are undone, if nothing else befalls the same worker meanwhile.
-LASTING = Death.faults | {"stall", "lie", "busy", "drain", "partition", "refuse", "hang", "deaf"}
+LASTING = Death.faults | Legs.faults | {"stall", "lie", "busy", "drain", "partition", "refuse", "hang", "deaf"}
 
 #: What of its worker suffers from each kind; of what clients do, of new weights and slowness, nothing.
 HARMS: Mapping[str, tuple[Harm, ...]] = {
     **dict.fromkeys([*Death.faults, "stall", "partition"], ("attempts", "health", "answers", "dials")),
+    # A leg is waited for: when the worker dies is not known beforehand.
+    **dict.fromkeys(Legs.faults, ("attempts", "dials")),
     "drain": ("attempts", "health", "dials"),  # it ends with a death
     # Those of addresses strike new dials alone: a probe may have a connection yet.
     **dict.fromkeys(["refuse", "hang", "deaf"], ("attempts", "dials")),
@@ -29,8 +32,11 @@ HARMS: Mapping[str, tuple[Harm, ...]] = {
 #: Who does what.
 KINDS: Mapping[str, type[Nemesis]] = {
     kind: nemesis
-    for nemesis in (Death, Illness, Rollout, Cut, Hound, Links, Clients)
+    for nemesis in (Death, Illness, Rollout, Cut, Hound, Links, Clients, Legs)
     for kind in sorted(nemesis.faults)
 }
 
-__all__ = ["AUDITOR", "HARMS", "KINDS", "LASTING", "PROOFS", "Missed", "Nemesis", "Unproven", "Validated"]
+#: The kinds that only pairs know.
+OF_PAIRS = Legs.faults
+
+__all__ = ["AUDITOR", "HARMS", "KINDS", "LASTING", "OF_PAIRS", "PROOFS", "Missed", "Nemesis", "Unproven", "Validated"]

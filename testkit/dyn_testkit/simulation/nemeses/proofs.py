@@ -12,6 +12,7 @@ from dyn_testkit.checkers.base import ROUNDING
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.simulation.nemeses.base import AUDITOR, Proof
 from dyn_testkit.simulation.nemeses.cuts import CUTS
+from dyn_testkit.simulation.nemeses.legs import PHASES
 from dyn_testkit.simulation.nemeses.workers import SLOW
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ PROOFS: Mapping[str, Proof] = {
     "kill": _refused,
     "swizzle": _all_but_one_refused,
     "upgrade": _refused,
+    **dict.fromkeys(PHASES, _refused),
     "stall": _health_silent,
     "lie": _lies,
     "slow": _slow,

@@ -1,0 +1,25 @@
+"""`--decode-fallback`: whether workers that were named for decode do all of the work, since nobody prefills."""
+
+from __future__ import annotations
+
+import structlog
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger("relay")
+
+#: On an answer of such a worker.
+AGGREGATED_HEADER = b"x-dyn-relay-aggregated"
+
+
+class Fallback:
+    """How it is now. It is said once each time that it changes."""
+
+    def __init__(self) -> None:
+        self.on = False
+
+    def note(self, on: bool) -> None:
+        """An attempt has just been placed with a prefill worker, or without."""
+        if on and not self.on:
+            log.warning("no prefill worker is left: workers that were named for decode serve whole requests")
+        elif self.on and not on:
+            log.info("a prefill worker is back: requests go to pairs again")
+        self.on = on

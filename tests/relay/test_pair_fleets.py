@@ -1,0 +1,435 @@
+"""Fleets of pairs: roles, who is misplaced, drains, poison, and what happens without prefill workers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from dyn_relay.app import App, Misplaced
+from dyn_relay.config import Config
+from dyn_relay.control.siblings import Siblings
+from dyn_testkit import faults
+from dyn_testkit.background import background
+from dyn_testkit.client import Response
+from dyn_testkit.faults import KILL_WORKER, STALL, FaultPlan, at_token
+from dyn_testkit.fleet import open_fleet
+from dyn_testkit.relay import Relay, Rows, open_relay, until
+from dyn_testkit.simnet import SimNetwork
+from dyn_testkit.worker import WorkerOptions
+from tests.relay.bodies import ORACLE, generate
+from tests.relay.harness import judged
+from tests.relay.pairs import Pairs, pairs
+
+BOTH = pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])
+SLOW = WorkerOptions(tick=0.5)
+AGGREGATED = b"x-dyn-relay-aggregated"
+
+
+async def listed(w: Pairs) -> dict[str, dict[str, Any]]:
+    found = (await w.ask(None, "/workers", method="GET")).json()["workers"]
+    return {row["url"]: row for row in found}
+
+
+# -- roles ---------------------------------------------------------------------------------------------------------
+
+
+async def test_workers_say_what_they_are_for(autojump_clock):
+    async with pairs(prefill=[None], decode=[None]) as w:
+        rows = await listed(w)
+        assert [(row["worker_type"], row["misplaced"], row["is_healthy"]) for row in rows.values()] == [
+            ("prefill", False, True),
+            ("decode", False, True),
+        ]
+        assert rows[w.prefills[0].url]["bootstrap_port"] == w.prefills[0].bootstrap_port
+
+
+@pytest.mark.parametrize(("named", "says"), [("prefill", "decode"), ("decode", "prefill"), ("decode", "regular")])
+async def test_a_role_that_the_worker_denies_is_a_start_up_error(autojump_clock, named, says):
+    """It names both; one that does not answer yet may still turn out right."""
+    network = SimNetwork(1)
+    mode: Any = {"regular": "null"}.get(says, says)
+    async with open_fleet(network, "w{}", 30000) as fleet:
+        [worker] = await fleet(1, options=WorkerOptions(disaggregation=mode))
+        settings: dict[str, Any] = {"prefill": ("http://nobody:1",), "decode": ("http://nobody:2",)}
+        settings[named] = (worker.url,)
+        with pytest.raises(ExceptionGroup) as caught:
+            async with open_relay(network, "proxy", 30000, (), pd_disaggregation=True, log_level="error", **settings):
+                raise AssertionError
+        exc: BaseException = caught.value
+        while isinstance(exc, BaseExceptionGroup):
+            exc = exc.exceptions[0]
+        assert isinstance(exc, Misplaced)
+        assert str(exc) == f"{worker.url} was named as {named}, and says that it is {says}"
+
+
+@BOTH
+async def test_one_that_comes_back_as_something_else_is_never_chosen(autojump_clock, stream):
+    async with pairs(decode=[None, None], policy="round_robin") as w:
+        w.decodes[0].kill()
+        await trio.sleep(60)
+        await w.decodes[0].restart(WorkerOptions(disaggregation="prefill"))
+        await w.ready()
+        body = generate(8, stream=stream)
+        for _ in range(4):
+            assert judged(await w.ask(body), body, ORACLE) == []
+        assert w.decodes[0].generates == []
+        row = (await listed(w))[w.decodes[0].url]
+        assert (row["worker_type"], row["traits"]["role"], row["misplaced"]) == ("decode", "prefill", True)
+        assert not row["is_healthy"]
+
+
+@BOTH
+async def test_workers_that_are_added_by_hand(autojump_clock, stream):
+    network = SimNetwork(1)
+    async with open_fleet(network, "w{}", 30000) as fleet:
+        [prefill] = await fleet(1, options=WorkerOptions(disaggregation="prefill", bootstrap_port=7777))
+        [decode] = await fleet(1, options=WorkerOptions(disaggregation="decode"))
+        async with open_relay(network, "proxy", 30000, (), pd_disaggregation=True, log_level="error") as relay:
+            one = {"url": prefill.url, "worker_type": "prefill", "bootstrap_port": 7777}
+            assert (await relay.ask(one, "/workers")).status == 202
+            assert (await relay.ask({"url": decode.url, "worker_type": "decode"}, "/workers")).status == 202
+            await relay.ready()
+            body = generate(8, stream=stream)
+            assert judged(await relay.ask(body), body, ORACLE) == []
+            assert prefill.generates[0].json()["bootstrap_port"] == 7777
+            for wrong in ({}, {"worker_type": "regular"}, {"worker_type": "both"}, {"worker_type": 5}):
+                response = await relay.ask({"url": "http://new:1", **wrong}, "/workers")
+                assert (response.status, "worker_type" in response.json()["message"]) == (400, True), wrong
+            other = await relay.ask({"url": prefill.url, "worker_type": "decode"}, "/workers")
+            assert other.status == 400
+            assert "is for prefill" in other.json()["message"]
+            assert (await relay.ask({"url": prefill.url}, "/workers")).status == 202
+            assert [worker.role for worker in relay.app.fleet.workers] == ["prefill", "decode"]
+
+
+async def test_a_bootstrap_port_that_was_named(autojump_clock):
+    """`--prefill URL PORT`: it counts, and not the one that the worker tells."""
+    network = SimNetwork(1)
+    async with open_fleet(network, "w{}", 30000) as fleet:
+        [prefill] = await fleet(1, options=WorkerOptions(disaggregation="prefill"))
+        [decode] = await fleet(1, options=WorkerOptions(disaggregation="decode"))
+        settings: dict[str, Any] = {"prefill": (prefill.url, "7777"), "decode": (decode.url,), "log_level": "error"}
+        async with open_relay(network, "proxy", 30000, (), pd_disaggregation=True, **settings) as relay:
+            await relay.ready()
+            with trio.move_on_after(1):
+                await relay.ask(generate(4))
+            assert decode.generates[0].json()["bootstrap_port"] == 7777
+
+
+async def test_several_processes(autojump_clock, tmp_path):
+    """`--processes 2`: both know the roles, also of a worker that joins at one, and draw no room twice."""
+    network = SimNetwork(1)
+    async with open_fleet(network, "w{}", 30000) as fleet, background() as nursery:
+        [prefill] = await fleet(1, options=WorkerOptions(disaggregation="prefill"))
+        first, second = await fleet(2, options=WorkerOptions(disaggregation="decode"))
+        relays = []
+        for number in range(2):
+            config = Config(
+                host=f"proxy{number}",
+                processes=2,
+                seed=number,
+                log_level="error",
+                pd_disaggregation=True,
+                prefill=(prefill.url,),
+                decode=(first.url,),
+            )
+            siblings = Siblings(network, number, 2, tmp_path, replacement=False)
+            app = App(config, network.host(config.host), trio.current_time, siblings)
+            await nursery.start(app.serve, await network.listen(config.host, 30000), Rows())
+            relays.append(Relay(app, f"http://{config.host}:30000", Rows(), network))
+        new = {"url": second.url, "worker_type": "decode"}
+        assert (await relays[0].ask(new, "/workers")).status == 202
+        for relay in relays:
+            await relay.ready()
+            assert [str(worker.role) for worker in relay.app.fleet.workers] == ["prefill", "decode", "decode"]
+            for _ in range(4):
+                body = generate(4)
+                assert judged(await relay.ask(body), body, ORACLE) == []
+        assert len(set(prefill.rooms)) == len(prefill.rooms) == 8
+
+
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_health_wants_both(autojump_clock, side):
+    """Half a pair serves nobody."""
+    async with pairs(prefill=[None], decode=[None]) as w:
+        assert (await w.ask(None, "/health", method="GET")).status == 200
+        dies = (w.prefills if side == "prefill" else w.decodes)[0]
+        dies.kill()
+        await until(lambda: any(worker.state == "dead" for worker in w.app.fleet.workers))
+        assert (await w.ask(None, "/health", method="GET")).status == 503
+        await dies.restart()
+        await w.ready()
+        assert (await w.ask(None, "/health", method="GET")).status == 200
+
+
+# -- drains, pauses, poison ----------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("moment", [0.1, 0.6, 1.1, 2.6])
+async def test_a_drain_moves_requests(autojump_clock, stream, side, moment):
+    """K: what still runs at a worker that is leaving goes on at another pair, and is exact; nobody has failed."""
+    async with pairs(options=SLOW, policy="round_robin") as w:
+        body, answers = generate(8, stream=stream, sampling={"stream_interval": 1}, logprob_start_len=0), []
+
+        async def client() -> None:
+            answers.append(await w.ask(body))
+
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client)
+            await until(lambda: w.prefills[0].live and w.decodes[0].live)
+            await trio.sleep(moment)
+            leaving = {"prefill": w.prefills[0], "decode": w.decodes[0]}[side]
+            name = next(worker.id for worker in w.app.fleet.workers if worker.url == leaving.url)
+            await w.ask(None, f"/workers/{name}/drain?after=0", method="POST")
+            await trio.sleep(1)
+            assert name not in [worker.id for worker in w.app.fleet.workers]
+            assert leaving.live == 0
+        assert judged(answers[0], body, ORACLE) == []
+        await w.quiet()
+        assert [worker.failures for worker in w.app.fleet.workers] == [0, 0, 0]
+        assert len(w.app.rooms) == 0
+
+
+@BOTH
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_the_last_of_its_kind_is_not_left(autojump_clock, stream, side):
+    """A drain without another worker to go to: the request ends where it is."""
+    async with pairs(prefill=[None], decode=[None], options=SLOW) as w:
+        body, answers = generate(8, stream=stream, logprob_start_len=0), []
+
+        async def client() -> None:
+            answers.append(await w.ask(body))
+
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client)
+            await until(lambda: w.prefills[0].live and w.decodes[0].live)
+            await trio.sleep(0.1)
+            name = w.app.fleet.workers[0 if side == "prefill" else 1].id
+            await w.ask(None, f"/workers/{name}/drain?after=0", method="POST")
+        assert judged(answers[0], body, ORACLE) == []
+        assert len(w.decodes[0].generates) == 1
+
+
+@BOTH
+async def test_whoever_is_left_goes_back_to_its_own_part_alone(autojump_clock, stream):
+    """A request is taken from a decode worker, then the only prefill worker dies: that decode worker is none."""
+    death = FaultPlan.in_order([None, None, None, (faults.AT_HEAD, KILL_WORKER)])
+    async with pairs(prefill=[death], decode=[None, None], options=SLOW, policy="round_robin") as w:
+        answers: list[Response] = []
+
+        async def client(**more: Any) -> None:
+            sampling = {"stream_interval": 1, **more}
+            answers.append(await w.ask(generate(20, stream=stream, sampling=sampling)))
+
+        async with trio.open_nursery() as clients:
+            for more in ({}, {}, {"frequency_penalty": 0.5, "max_new_tokens": 400}):  # which keeps its worker here
+                clients.start_soon(partial(client, **more))
+                await trio.sleep(0.2)
+            await trio.sleep(3)
+            assert [len(worker.generates) for worker in w.decodes] == [2, 1]
+            name = next(worker.id for worker in w.app.fleet.workers if worker.url == w.decodes[0].url)
+            prefill = next(worker.id for worker in w.app.fleet.workers if worker.role == "prefill")
+            await w.ask(None, f"/workers/{name}/drain?after=0", method="POST")
+        await w.quiet()
+        death.verify()
+        assert {one["prefill"] for row in w.rows for one in row["attempts"]} == {prefill}
+        assert sum(b"no_survivor" in answer.body for answer in answers) == 1
+
+
+@BOTH
+async def test_poison_that_kills_prefill_workers(autojump_clock, stream):
+    """Who computes the prompt dies of it: one more prefill worker is risked, then the request is refused."""
+    plans = [FaultPlan.of(faults.Fault(faults.AT_BOOTSTRAP, KILL_WORKER)) for _ in range(4)]
+    async with pairs(prefill=plans, policy="round_robin", migration_limit=9) as w:
+        response = await w.ask(generate(stream=stream))
+        assert response.status == 502
+        assert response.json()["reason"] == "suspected_poison"
+        assert sum(not worker.alive for worker in w.prefills) == 2
+        assert all(worker.alive for worker in w.decodes)
+        again = await w.ask(generate(stream=stream))
+        assert again.json()["reason"] == "suspected_poison"
+        assert sum(not worker.alive for worker in w.prefills) == 2
+        await w.quiet()
+        assert len(w.app.rooms) == 0
+
+
+@BOTH
+async def test_a_pause_between_two_pairs(autojump_clock, stream):
+    """A pause that the proxy orders: no pair begins, and what was cut goes on afterwards."""
+    plan = FaultPlan.in_order([(at_token(3), KILL_WORKER)])
+    async with pairs(decode=[plan, None], options=SLOW, policy="round_robin") as w:
+        body, answers = generate(8, stream=stream, sampling={"stream_interval": 1}), []
+
+        async def client() -> None:
+            answers.append(await w.ask(body))
+
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client)
+            await until(lambda: w.decodes[0].live)
+            w.app.fleet.pause(True)
+            await plan.fired()
+            await trio.sleep(5)
+            assert sum(len(worker.generates) for worker in w.workers) == 2
+            w.app.fleet.pause(False)
+        assert judged(answers[0], body, ORACLE) == []
+
+
+@BOTH
+@pytest.mark.parametrize("permits", [1, 0])
+async def test_many_at_once(autojump_clock, stream, permits):
+    """--retry-permits: a death ends twelve at once, and they go on, one after the other or together; no room twice."""
+    plan = FaultPlan.of(faults.Fault(at_token(3), KILL_WORKER, faults.nth(11)))
+    options = WorkerOptions(tick=0.1)
+    async with pairs(decode=[plan, None], options=options, retry_permits=permits, policy="round_robin") as w:
+        bodies = [generate(8, stream=stream, sampling={"stream_interval": 1}, logprob_start_len=0) for _ in range(24)]
+        for number, body in enumerate(bodies):
+            body["input_ids"] = [number, 6, 7]
+        found: list[list[str]] = []
+
+        async def client(body: dict[str, Any]) -> None:
+            found.append(judged(await w.ask(body), body, ORACLE))
+
+        async with trio.open_nursery() as clients:
+            for body in bodies:
+                clients.start_soon(client, body)
+        assert found == [[]] * 24
+        plan.verify()
+        await w.quiet()
+        for side in (w.prefills, w.decodes):
+            rooms = [room for worker in side for room in worker.rooms]
+            assert len(set(rooms)) == len(rooms) > 24
+        assert len(w.app.rooms) == 0
+
+
+@BOTH
+async def test_the_budget_of_migrations(autojump_clock, stream):
+    """--migration-limit counts failures of either leg; then the client is told, with what it has."""
+    plans = [FaultPlan.of(faults.Fault(at_token(2), faults.CLOSE)) for _ in range(2)]
+    async with pairs(decode=plans, policy="round_robin", migration_limit=2) as w:
+        response = await w.ask(generate(20, stream=stream, sampling={"stream_interval": 1}))
+        error = response.values()[-1]["error"] if stream else response.json()
+        assert (error["reason"], error["delivered"]) == ("migration_limit", 6)
+        assert sum(len(worker.generates) for worker in w.decodes) == 3
+        await w.quiet()
+        assert len(w.app.rooms) == 0
+
+
+@BOTH
+async def test_a_full_prefill_worker(autojump_clock, stream):
+    """Its 503 is no failure; another one takes the prompt."""
+    async with pairs(policy="round_robin") as w:
+        w.prefills[0].scheduler.full = True
+        body = generate(8, stream=stream)
+        assert judged(await w.ask(body), body, ORACLE) == []
+        await w.quiet()
+        assert [worker.failures for worker in w.app.fleet.workers] == [0] * 4
+
+
+@BOTH
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("code", [400, 413, 422])
+async def test_an_engines_refusal_is_its_own(autojump_clock, stream, side, code):
+    """4xx of either leg: status and body as they are, the other leg ends, nothing is tried again."""
+    plan = FaultPlan.in_order([(faults.AT_HEAD, faults.status(code))])
+    async with pairs(**{side: [plan, None]}, policy="round_robin") as w:
+        response = await w.ask(generate(stream=stream, logprob_start_len=0))
+        assert response.status == code
+        assert b"Injected status" in response.body
+        await trio.sleep(1)
+        assert [worker.live for worker in w.workers] == [0] * 4
+        assert sum(len(worker.generates) for worker in w.workers) == 2
+        await w.quiet()
+        assert len(w.app.rooms) == 0
+
+
+# -- without prefill workers -----------------------------------------------------------------------------------------
+
+
+async def ask(relay: Any, stream: bool) -> Response:
+    body = generate(8, stream=stream, logprob_start_len=0, sampling={"stream_interval": 1})
+    response: Response = await relay.ask(body)
+    assert judged(response, body, ORACLE) == []
+    return response
+
+
+@BOTH
+async def test_decode_fallback(autojump_clock, stream):
+    """While no prefill worker is left whole requests go to a worker that says it is regular; then no more."""
+    network = SimNetwork(1)
+    async with open_fleet(network, "w{}", 30000) as fleet:
+        [prefill] = await fleet(1, options=WorkerOptions(disaggregation="prefill"))
+        [decode] = await fleet(1, options=WorkerOptions(disaggregation="decode"))
+        [spare] = await fleet(1)
+        settings: dict[str, Any] = {"prefill": (prefill.url,), "decode": (decode.url, spare.url), "seed": 1}
+        settings |= {"pd_disaggregation": True, "decode_fallback": True, "log_level": "error"}
+        async with open_relay(network, "proxy", 30000, (), **settings) as relay:
+            await relay.ready()
+            for _ in range(4):
+                assert AGGREGATED not in dict((await ask(relay, stream)).headers)
+            assert spare.generates == []
+            assert not relay.app.fleet.workers[2].misplaced
+
+            prefill.kill()
+            response = await ask(relay, stream)  # before any probe has seen it
+            assert dict(response.headers)[AGGREGATED] == b"yes"
+            assert "bootstrap_room" not in spare.generates[0].json()
+            await trio.sleep(60)
+            for _ in range(3):
+                await ask(relay, stream)
+            assert len(spare.generates) == 4
+            await relay.quiet()
+            assert [row["attempts"][-1]["aggregated"] for row in relay.rows] == [False] * 4 + [True] * 4
+
+            await prefill.restart()
+            await relay.ready()
+            assert AGGREGATED not in dict((await ask(relay, stream)).headers)
+            assert len(spare.generates) == 4
+            await relay.quiet()
+            assert len(relay.app.rooms) == 0
+
+
+@BOTH
+@pytest.mark.parametrize("token", [1, 4])
+async def test_an_answer_that_falls_back_in_its_midst(autojump_clock, stream, token):
+    """Both workers of the only pair die: the rest is made by one that does all, and is exact."""
+    network = SimNetwork(1)
+    plan = FaultPlan.in_order([(at_token(token), STALL)])
+    async with open_fleet(network, "w{}", 30000) as fleet:
+        [prefill] = await fleet(1, options=WorkerOptions(disaggregation="prefill"))
+        [decode] = await fleet(1, options=WorkerOptions(disaggregation="decode"), faults=[plan])
+        [spare] = await fleet(1)
+        settings: dict[str, Any] = {"prefill": (prefill.url,), "decode": (decode.url, spare.url), "seed": 1}
+        settings |= {"pd_disaggregation": True, "decode_fallback": True, "log_level": "error"}
+        async with open_relay(network, "proxy", 30000, (), **settings) as relay:
+            await relay.ready()
+
+            async def deaths() -> None:
+                await plan.fired()
+                prefill.kill()
+                decode.kill()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(deaths)
+                await ask(relay, stream)
+            # The last token may not have come to the proxy, or may have waited there for the prefill worker's answer.
+            assert len(spare.generates[0].json()["input_ids"]) in (3, 3 + token)
+
+
+async def test_without_the_option_such_a_worker_is_misplaced(autojump_clock):
+    """And there is no answer without a prefill worker."""
+    async with pairs(prefill=[None], decode=[None, None]) as w:
+        w.decodes[1].kill()
+        await trio.sleep(60)
+        await w.decodes[1].restart(WorkerOptions())
+        await w.ready()
+        w.prefills[0].kill()
+        await trio.sleep(60)
+        response = await w.ask(generate(stream=False))
+        assert response.status == 503
+        assert (await listed(w))[w.decodes[1].url]["misplaced"]
+        assert w.decodes[1].generates == []
