@@ -219,5 +219,5 @@ def test_traits(folder: str, text: bool, epoch: str) -> None:
     infos = {f"/{name}": captured.wire(f"{folder}/info_{name}").body for name in ("model_info", "server_info")}
     traits = SglangFormat().traits(infos)
     found = Traits("0.5.23", "models/qwen3-fp32", "default", text, False, {}, 2042, False, False, False)
-    assert traits == replace(found, dp_size=1, epoch=epoch)
+    assert traits == replace(found, dp_size=1, epoch=epoch, role="regular", bootstrap_port=8998)
     assert SglangFormat().traits({}) == UNKNOWN
