@@ -17,6 +17,7 @@ class Member(msgspec.Struct):
     named_by: list[str]
     standing: Standing
     epoch: str | None
+    welcome: bool
 
 
 class Told(msgspec.Struct):
@@ -32,7 +33,7 @@ class Told(msgspec.Struct):
 def tell(fleet: Fleet, discovery: Discovery) -> Told:
     """This process's."""
     members = [
-        Member(worker.url, sorted(worker.named_by), worker.standing, worker.epoch)
+        Member(worker.url, sorted(worker.named_by), worker.standing, worker.epoch, worker.welcome)
         for worker in fleet.workers
         if worker.state is not State.DRAINING
     ]
@@ -44,6 +45,6 @@ def learn(told: Told, fleet: Fleet, discovery: Discovery) -> None:
     for member in told.workers:
         worker = fleet.add(member.url)
         worker.named_by = set(member.named_by)
-        worker.standing, worker.epoch = member.standing, member.epoch
+        worker.standing, worker.epoch, worker.welcome = member.standing, member.epoch, member.welcome
     discovery.recall(told.named)
     fleet.pause(told.paused)

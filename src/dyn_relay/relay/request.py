@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TypeVar
 
 import trio
 
@@ -28,8 +27,6 @@ from dyn_relay.relay.state import Step
 from dyn_relay.relay.turnstile import Place
 from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 
-T = TypeVar("T")
-
 #: Failures after which there is nothing to finish here: the engine was never asked, or would not take it.
 _NOTHING_TO_COMPLETE = (Kind.CONNECT, Kind.BUSY, Kind.UNFIT)
 #: An abort is said again at this interval, in seconds, so many times, while its attempt goes on.
@@ -37,8 +34,6 @@ ABORT_INTERVAL = 1.0
 ABORT_REPEATS = 5
 #: Seconds. Poison kills when its prompt is processed.
 SUSPICION_WINDOW = 60.0
-#: Seconds between two looks at a fleet in which nobody can be asked.
-LOOK_INTERVAL = 0.5
 
 
 class LogicalRequest:
@@ -216,6 +211,7 @@ class LogicalRequest:
         record = AttemptRecord(worker.id, worker.url, self._name(), trio.current_time(), exchange.delivered)
         self.record.attempts.append(record)
         self.record.step(Step.DISPATCH)
+        rank = choice.candidates.rank(target)
         fingerprint = exchange.fingerprint() if fleet.wary else b""
         lease = fleet.lease(target, exchange.generations, lambda: exchange.prompt_tokens + exchange.delivered)
         with lease, fleet.trial(worker, fingerprint, proven=choice.proven) as trial:
@@ -225,15 +221,7 @@ class LogicalRequest:
                 choice.progressed(record.resumed_from)
 
             attempt = self._current = Attempt(
-                *(
-                    context,
-                    exchange,
-                    self._downstream,
-                    target,
-                    self._choice.candidates.rank(target),
-                    record.rid,
-                    on_token,
-                ),
+                *(context, exchange, self._downstream, target, rank, record.rid, on_token),
                 reuse=self._repeatable,
                 again=again,
             )
