@@ -194,9 +194,11 @@ async def test_a_process_is_replaced_while_the_log_stalls():
             while newcomer not in (held := holder(children(relay), relay.port)).values():
                 request = body(len(streams), 8, stream=True)
                 streams.append((request, await Call.post(relay, request)))
-            [its] = [request for request, call in streams if held.get(local(call)) == newcomer]
+            # More than one where earlier ones were accepted late.
+            its = {request["rid"] for request, call in streams if held.get(local(call)) == newcomer}
             await finish(worker, streams)
-            assert (await row(reader, rid=its["rid"]))["outcome"] == "done"
+            while its:
+                its.discard((await row(reader, outcome="done"))["rid"])
             await stop(relay)
 
 

@@ -294,6 +294,18 @@ async def test_what_cannot_be_set_of_a_worker_is_named(autojump_clock, method, p
         assert list(await listed(w)) == ["w1", "w2"]
 
 
+@pytest.mark.parametrize(("method", "path"), [("DELETE", "/workers/w1"), ("POST", "/remove_worker")])
+async def test_what_a_removal_does_not_heed_is_named(autojump_clock, method, path):
+    """A time is a drain's: taken for one, it would leave the worker's requests where they are."""
+    async with world() as w:
+        query = f"?url={w.workers[0].url}&after=0"
+        answer = await order(w, path + query, method=method)
+        assert (answer.status, answer.json()["message"].split(":")[0]) == (400, "after")
+        answer = await order(w, path, {"url": w.workers[0].url, "drain": True}, method)
+        assert (answer.status, answer.json()["message"].split(":")[0]) == (400, "drain")
+        assert list(await listed(w)) == ["w1", "w2"]
+
+
 @pytest.mark.parametrize(
     ("query", "body"),
     [

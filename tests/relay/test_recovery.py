@@ -16,6 +16,8 @@ from tests.relay.harness import judged, world
 
 BOTH = pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])
 STREAMS = 256
+#: Of the workers only the first is there at first; and a silent one is left alone.
+ONE_WORKER = {"worker_urls": ["http://w1:30000"], "stall_timeout_secs": 0}
 
 
 async def storm(w, count=STREAMS):
@@ -73,7 +75,7 @@ def most_at_once(rows):
 async def test_streams_of_a_dead_worker_come_back_in_waves(autojump_clock, permits, most):
     """B8: 256 streams on W1, kill: all resume on W2..4, so many at a time, and nobody dials W1 again."""
     options = WorkerOptions(tick=0.5)
-    settings = {"worker_urls": ["http://w1:30000"], "wall": trio.current_time, "stall_timeout_secs": 0}
+    settings = {"wall": trio.current_time, **ONE_WORKER}
     async with world(plans=[None] * 4, options=options, retry_permits=permits, **settings) as w:
         dialled = dials(w)
         answers = await storm(w)
@@ -98,13 +100,7 @@ async def test_streams_of_a_dead_worker_come_back_in_waves(autojump_clock, permi
 async def test_who_waits_for_a_permit_holds_no_lease(autojump_clock):
     """The one survivor stalls before the first token of its one continuation: the others are nobody's load."""
     hold = FaultPlan.of(Fault(at_token(0), STALL, first(1)))
-    async with world(
-        plans=[None, hold],
-        options=WorkerOptions(tick=0.5),
-        worker_urls=["http://w1:30000"],
-        retry_permits=1,
-        stall_timeout_secs=0,
-    ) as w:
+    async with world(plans=[None, hold], options=WorkerOptions(tick=0.5), retry_permits=1, **ONE_WORKER) as w:
         answers = {}
         w.nursery.start_soon(collect, answers, w, 8)
         await hold.fired()
@@ -119,8 +115,7 @@ async def test_who_waits_for_a_permit_holds_no_lease(autojump_clock):
 async def test_a_worker_that_becomes_ready_brings_its_permits(autojump_clock):
     """B8: W2 never gives its one continuation a token; the others go on as soon as W3 is there."""
     hold = FaultPlan.of(Fault(at_token(0), STALL, first(1)))
-    settings = {"worker_urls": ["http://w1:30000"], "retry_permits": 1, "stall_timeout_secs": 0}
-    async with world(plans=[None, hold, None], options=WorkerOptions(tick=0.5), **settings) as w:
+    async with world(plans=[None, hold, None], options=WorkerOptions(tick=0.5), retry_permits=1, **ONE_WORKER) as w:
         answers = []
 
         async def client():
@@ -149,13 +144,7 @@ async def collect(answers, w, count):
 
 async def test_clients_and_aborts_end_the_waiting_for_a_permit(autojump_clock):
     hold = FaultPlan.of(Fault(at_token(0), STALL, first(1)))
-    async with world(
-        plans=[None, hold],
-        options=WorkerOptions(tick=0.5),
-        worker_urls=["http://w1:30000"],
-        retry_permits=1,
-        stall_timeout_secs=0,
-    ) as w:
+    async with world(plans=[None, hold], options=WorkerOptions(tick=0.5), retry_permits=1, **ONE_WORKER) as w:
         answers, clients = {}, {}
         for rid in ("leaves", "stays"):  # one of the two waits, whoever has the permit
             clients[rid] = await w.network.connect("proxy", 30000)
@@ -184,8 +173,8 @@ async def test_a_suspect_that_waits_for_its_turn_keeps_no_permit(autojump_clock,
     """
     proven, suspects = [f"r{number}" for number in range(12)], ["s1", "s2", "s3"]
     hold = FaultPlan.of(Fault(at_token(0), STALL, lambda seen: b"[666" in seen.body))
-    options, settings = WorkerOptions(tick=1.0), {"worker_urls": ["http://w1:30000"], "stall_timeout_secs": 0}
-    async with world(plans=[None, hold], options=options, retry_permits=2, seed=seed, **settings) as w:
+    options = WorkerOptions(tick=1.0)
+    async with world(plans=[None, hold], options=options, retry_permits=2, seed=seed, **ONE_WORKER) as w:
         answers = {}
 
         async def client(rid, prompt):

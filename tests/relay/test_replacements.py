@@ -46,6 +46,20 @@ async def test_it_does_not_let_in_whom_the_others_keep_out(autojump_clock, tmp_p
         assert states(relay) == wanted
 
 
+async def test_it_lets_in_who_was_welcomed_beforehand(autojump_clock, tmp_path):
+    """A worker was let in while it was away: a process that was not there then does not keep it out."""
+    async with processes(tmp_path, count=2, rejoin="manual") as (relays, workers, start, network):
+        away, good = workers
+        away.kill()
+        await until(lambda: {states(relay)[away.url] for relay in relays} == {"dead"})
+        name = relays[0].app.fleet.get(away.url).id
+        assert (await relays[0].ask({}, f"/workers/{name}/admit")).status == 200
+        relay = await replaced(relays, start, network)
+        await until(lambda: states(relay)[good.url] == "ready")
+        await away.restart()
+        await until(lambda: all(states(one)[away.url] == "ready" for one in relays))
+
+
 @pytest.fixture
 def listed(monkeypatch):
     """A file of workers that all processes read; it names one that the configuration has as well."""

@@ -78,20 +78,20 @@ class Endpoints:
     def list_workers(self, request: Request, name: str) -> Answer:
         """`{"workers": [...]}`."""
         workers = [_describe(worker) for worker in self.fleet.workers]
-        return _json(200, {"workers": workers, "paused": self.fleet.paused})
+        return Answer.of(200, {"workers": workers, "paused": self.fleet.paused})
 
     def list_urls(self, request: Request, name: str) -> Answer:
         """`{"urls": [...]}`, as older routers answer."""
-        return _json(200, {"urls": [worker.url for worker in self.fleet.workers]})
+        return Answer.of(200, {"urls": [worker.url for worker in self.fleet.workers]})
 
     def show_worker(self, request: Request, name: str) -> Answer:
         """One worker by id or URL."""
         worker = self.fleet.get(unquote(name))
-        return _json(200, _describe(worker)) if worker else _unknown(name)
+        return Answer.of(200, _describe(worker)) if worker else _unknown(name)
 
     def add_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}` in the body or `?url=`: 202 with the worker, the same one if it is known."""
-        return _json(202, _describe(self._named(request)))
+        return Answer.of(202, _describe(self._named(request)))
 
     def put_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}`, its own: 202, and it is taken back if it was leaving. Nothing else of it can be set."""
@@ -102,7 +102,7 @@ class Endpoints:
         if worker is not None and self.fleet.get(url) is not worker:
             raise BadInput(f"url: {worker.id} is {worker.url}; add another worker, and let this one leave")
         # One that is gone here, since none of its requests was this process's, is added.
-        return _json(202, _describe(self._named(request)))
+        return Answer.of(202, _describe(self._named(request)))
 
     def _named(self, request: Request) -> Worker:
         """The worker that a request names, in the fleet from now on. Raises `BadInput`."""
@@ -118,6 +118,7 @@ class Endpoints:
 
     def remove_worker(self, request: Request, name: str) -> Answer:
         """By id or URL in the path, or `?url=`: no new attempts from now on; live ones end in peace."""
+        _nothing_but(request, ("url",), _URLS, "only a worker's url can be given; /workers/{id}/drain has ?after=")
         return self._let_go(unquote(name) or _url(request), math.inf)
 
     def drain_worker(self, request: Request, name: str) -> Answer:
@@ -138,12 +139,12 @@ class Endpoints:
             self.departures.begin(worker, after)
         else:
             self.departures.forget(worker)
-        return _json(202, _describe(worker))
+        return Answer.of(202, _describe(worker))
 
     def admit_worker(self, request: Request, name: str) -> Answer:
         """It may serve with the weights that it has, or comes back with."""
         try:
-            return _json(200, _describe(self.fleet.admit(unquote(name))))
+            return Answer.of(200, _describe(self.fleet.admit(unquote(name))))
         except KeyError:
             return _unknown(name)
 
@@ -201,26 +202,7 @@ class Endpoints:
         """What only one engine can be told."""
         raise BadInput(f"{request.path}: {why}; ask that one (GET /workers has its URL)")
 
-    # -- of one process to the others
-
-    def tell(self, request: Request, name: str) -> Answer:
-        """What one that takes another's place must know, see `told.py`."""
-        return Answer(200, msgspec.json.encode(tell(self.fleet, self.discovery)))
-
-    def hold(self, request: Request, name: str) -> Answer:
-        """No attempt is to begin; the workers know."""
-        self.relay.pause()
-        return Answer(200, b"")
-
-    def let_go_on(self, request: Request, name: str) -> Answer:
-        """The end of that."""
-        self.relay.go_on()
-        return Answer(200, b"")
-
-    def relearn(self, request: Request, name: str) -> Answer:
-        """What workers tell of themselves may have changed; it is read soon."""
-        self.relay.relearn()
-        return Answer(200, b"")
+    # -- of requests
 
     def abort(self, request: Request, name: str) -> Answer:
         """`{"rid": ..., "abort_all": ...}`: `{"aborted": N}`, requests that are live in this process.
@@ -228,7 +210,7 @@ class Endpoints:
         A client gets what SGLang answers, always 200 and empty, once the body is understood.
         """
         rid, everything = abort_of(request)
-        return _json(200, {"aborted": self.relay.abort(rid, everything=everything)})
+        return Answer.of(200, {"aborted": self.relay.abort(rid, everything=everything)})
 
     def explain(self, request: Request, name: str) -> Answer:
         """What would become of the request in the body; `?after=` tokens (1), `?worker=` an id or URL (a stock one)."""
@@ -244,7 +226,28 @@ class Endpoints:
             found = self.relay.explain(request, traits, int(after))
         except ValueError as exc:
             raise BadInput(str(exc)) from None
-        return _json(200, described(found, traits, worker.url if worker else None, int(after)))
+        return Answer.of(200, described(found, traits, worker.url if worker else None, int(after)))
+
+    # -- of one process to the others
+
+    def tell(self, request: Request, name: str) -> Answer:
+        """What one that takes another's place must know, see `told.py`."""
+        return Answer.of(200, tell(self.fleet, self.discovery))
+
+    def hold(self, request: Request, name: str) -> Answer:
+        """No attempt is to begin; the workers know."""
+        self.relay.pause()
+        return Answer(200, b"")
+
+    def let_go_on(self, request: Request, name: str) -> Answer:
+        """The end of that."""
+        self.relay.go_on()
+        return Answer(200, b"")
+
+    def relearn(self, request: Request, name: str) -> Answer:
+        """What workers tell of themselves may have changed; it is read soon."""
+        self.relay.relearn()
+        return Answer(200, b"")
 
 
 def abort_of(request: Request) -> tuple[str, bool]:
@@ -357,8 +360,4 @@ def _object(request: Request) -> dict[str, Any]:
 
 
 def _unknown(name: str) -> Answer:
-    return _json(404, {"error": {"message": f"no worker {name!r}", "code": 404}})
-
-
-def _json(status: int, value: object) -> Answer:
-    return Answer(status, msgspec.json.encode(value))
+    return Answer.of(404, {"error": {"message": f"no worker {name!r}", "code": 404}})

@@ -33,9 +33,9 @@ def done(said: Sequence[Said]) -> Answer:
         bodies = [_fields(one) for one in said]
         names = dict.fromkeys(name for body in bodies for name in body)
         common = {name: _common(bodies, name) for name in names}
-        return _json(200, {**common, "success": True, "workers": told})
+        return Answer.of(200, {**common, "success": True, "workers": told})
     message = _complaint(said, _disobedient)
-    return _json(_status(said), {"success": False, "status": "error", "message": message, "workers": told})
+    return Answer.of(_status(said), {"success": False, "status": "error", "message": message, "workers": told})
 
 
 def loads(said: Sequence[Said], ignored: frozenset[str]) -> Answer:
@@ -49,7 +49,7 @@ def loads(said: Sequence[Said], ignored: frozenset[str]) -> Answer:
     heard = [one for one in said if one.answer is not None or one.worker.id not in ignored]
     if any(_unreadable(one) for one in heard):
         told = [_row(one) for one in said]
-        return _json(_status(heard), {"success": False, "message": _complaint(heard, _unreadable), "workers": told})
+        return Answer.of(_status(heard), {"success": False, "message": _complaint(heard, _unreadable), "workers": told})
     bodies = [_fields(one) for one in heard]
     rows = [
         {**row, "worker": one.worker.id, "url": one.worker.url}
@@ -64,7 +64,7 @@ def loads(said: Sequence[Said], ignored: frozenset[str]) -> Answer:
         "num_accelerators": sum(counts),
         "loads": rows,
     }
-    return _json(200, whole)
+    return Answer.of(200, whole)
 
 
 def _status(said: Sequence[Said]) -> int:
@@ -117,7 +117,3 @@ def _common(bodies: Sequence[Mapping[str, object]], name: str) -> object:
     """What all of them say; null if they differ."""
     values = [body.get(name) for body in bodies]
     return values[0] if values and all(value == values[0] for value in values) else None
-
-
-def _json(status: int, value: object) -> Answer:
-    return Answer(status, msgspec.json.encode(value))

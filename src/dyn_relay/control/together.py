@@ -32,7 +32,7 @@ def listed(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) ->
     pages = [msgspec.json.decode(answer.body) for answer in answers if answer.status == 200]
     paused = any(page["paused"] for page in pages)
     body = {"workers": _added([page["workers"] for page in pages]), "paused": paused}
-    return Answer(answers[0].status, msgspec.json.encode(body))
+    return Answer.of(answers[0].status, body)
 
 
 def described(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) -> Answer:
@@ -41,7 +41,7 @@ def described(endpoints: Endpoints, request: Request, answers: Sequence[Answer])
     if len(answers) == 1 or not known:
         return answers[0]
     [worker] = _added([[one] for one in known])
-    return Answer(200, msgspec.json.encode(worker))
+    return Answer.of(200, worker)
 
 
 def aborted(endpoints: Endpoints, request: Request, answers: Sequence[Answer]) -> Answer:

@@ -19,6 +19,7 @@ class Member(msgspec.Struct):
     epoch: str | None
     role: Role
     bootstrap_port: int | None
+    welcome: bool
 
 
 class Told(msgspec.Struct):
@@ -35,7 +36,13 @@ def tell(fleet: Fleet, discovery: Discovery) -> Told:
     """This process's."""
     members = [
         Member(
-            *(worker.url, sorted(worker.named_by), worker.standing, worker.epoch, worker.role, worker.bootstrap_port)
+            url=worker.url,
+            named_by=sorted(worker.named_by),
+            standing=worker.standing,
+            epoch=worker.epoch,
+            role=worker.role,
+            bootstrap_port=worker.bootstrap_port,
+            welcome=worker.welcome,
         )
         for worker in fleet.workers
         if worker.state is not State.DRAINING
@@ -48,6 +55,6 @@ def learn(told: Told, fleet: Fleet, discovery: Discovery) -> None:
     for member in told.workers:
         worker = fleet.add(member.url, role=member.role, bootstrap_port=member.bootstrap_port)
         worker.named_by = set(member.named_by)
-        worker.standing, worker.epoch = member.standing, member.epoch
+        worker.standing, worker.epoch, worker.welcome = member.standing, member.epoch, member.welcome
     discovery.recall(told.named)
     fleet.pause(told.paused)

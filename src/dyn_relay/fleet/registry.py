@@ -1,7 +1,8 @@
 """The fleet: who is in it, how they are, and who gets the next attempt.
 
-For the relay: `choose_now` (or `pick`), `lease`, `trial`, `report`, `full` and `ask`; `poison.py` tells the order. For
-control: `add`, `remove`, `admit`, `workers`, `get`. For discovery: `add` and `withdraw`.
+For the relay: `choose_now` (or `pick`), `lease`, `trial`, `report`, `full`, `ask` and `lives`; `poison.py` tells the
+order. For who empties a worker: `leaving`, `has_room`, `look`. For control: `add`, `remove`, `admit`, `pause`,
+`workers`, `get`. For discovery: `add` and `withdraw`.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Fleet:
 
     @property
     def ready(self) -> int:
-        """How many can be asked at once."""
+        """How many are `READY`."""
         return sum(worker.state in TIERS[0] for worker in self._workers.values())
 
     @property
@@ -384,7 +385,7 @@ class Fleet:
         targets = [target for worker in workers for target in worker.targets if target.id not in exclude]
         if ask.rank is not None:
             targets = [target for target in targets if target.rank == ask.rank] or targets
-        targets = [target for target in targets if target.full_until <= now] or targets
+        targets = [target for target in targets if not target.full(now)] or targets
         if not targets:
             return None
         if now - self._recounted >= RECOUNT:

@@ -28,6 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 #: Lower-case names, in the order of the wire.
 Headers = list[tuple[bytes, bytes]]
 
@@ -54,6 +56,11 @@ class Answer:
     body: bytes
     content_type: bytes = b"application/json"
     headers: Headers = field(default_factory=list)
+
+    @classmethod
+    def of(cls, status: int, value: object) -> Answer:
+        """One whose body is the value, as JSON."""
+        return cls(status, msgspec.json.encode(value))
 
 
 @dataclass(frozen=True, slots=True)

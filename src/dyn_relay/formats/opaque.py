@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from dyn_relay.formats.base import Answer, End, Event, Headers, Outbound, Pairing, Reading, Traits, Verdict
 
 
@@ -92,7 +90,7 @@ class OpaqueExchange:
 
     def failure(self, status: int, reason: str, message: str, started: bool) -> Answer:
         error = {"object": "error", "message": message, "type": str(status), "param": None, "code": status}
-        return Answer(status, msgspec.json.encode({**error, "reason": reason, "delivered": 0, "started": started}))
+        return Answer.of(status, {**error, "reason": reason, "delivered": 0, "started": started})
 
     def failure_event(self, status: int, reason: str, message: str) -> bytes:
         return b""

@@ -144,21 +144,24 @@ class Choice:
                 known = True
                 await self.wait(partial(self._context.fleet.relearn, candidates.left(excluded)))
                 continue
+            back = self._back(candidates)
+            if back is not None:
+                return back
             if not excluded:
                 if not self._patient():
-                    return self._back(candidates)
+                    return None
                 await self.wait(partial(trio.sleep, LOOK_INTERVAL))
                 continue
             lap = self.budget.lap() or (self.budget.again() if self._patient() else None)
             if lap is None:
-                return self._back(candidates)
+                return None
             self.budget = lap
             pause = LAP_PAUSE * 2 ** min(self._laps, LONGER_PAUSES) * self._context.rng.uniform(0.5, 1.5)
             self._laps += 1
             await self.wait(partial(trio.sleep, pause))
 
     def _back(self, candidates: Candidates) -> Target | None:
-        """Who was to be relieved of the request, if it is still there: nobody else is, and it can go on with it."""
+        """Who was to be relieved of the request, if it is still there: nobody else can go on with it at once."""
         left = self.left
         if left is None or not candidates.may_take(left):
             return None

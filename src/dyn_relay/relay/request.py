@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
-from typing import TypeVar
 
 import trio
 
@@ -30,8 +29,6 @@ from dyn_relay.relay.state import Step
 from dyn_relay.relay.turnstile import Place
 from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 
-T = TypeVar("T")
-
 #: Failures after which there is nothing to finish here: the engine was never asked, or would not take it.
 _NOTHING_TO_COMPLETE = (Kind.CONNECT, Kind.BUSY, Kind.UNFIT)
 #: An abort is said again at this interval, in seconds, so many times, while its attempt goes on.
@@ -39,8 +36,6 @@ ABORT_INTERVAL = 1.0
 ABORT_REPEATS = 5
 #: Seconds. Poison kills when its prompt is processed.
 SUSPICION_WINDOW = 60.0
-#: Seconds between two looks at a fleet in which nobody can be asked.
-LOOK_INTERVAL = 0.5
 
 
 class LogicalRequest:
@@ -218,6 +213,7 @@ class LogicalRequest:
         record = AttemptRecord(worker.id, worker.url, self._name(), trio.current_time(), exchange.delivered)
         self.record.attempts.append(record)
         self.record.step(Step.DISPATCH)
+        rank = choice.candidates.rank(target)
         fingerprint = exchange.fingerprint() if fleet.wary else b""
         lease = fleet.lease(target, exchange.generations, lambda: exchange.prompt_tokens + exchange.delivered)
         suspected = (pair.prefill or target).worker  # who computes the prompt dies of it
@@ -234,7 +230,6 @@ class LogicalRequest:
                 context.fallback.note(record.aggregated)
             if record.aggregated:
                 self._downstream.aggregate()
-            rank = choice.candidates.rank(target)
             attempt = self._current = Attempt(
                 *(context, exchange, self._downstream, target, rank, record.rid, on_token),
                 reuse=self._repeatable and leg is None,

@@ -15,7 +15,7 @@ from dyn_relay.fleet.policies.cache_aware import CacheAware
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.fleet.policies.consistent_hashing import MOVED
 from dyn_relay.fleet.policies.pins import IDLE, Pins
-from dyn_relay.fleet.policies.prefix_index import BLOCK, BLOCK_TEXT
+from dyn_relay.fleet.policies.sent import BLOCK, BLOCK_TEXT
 from dyn_relay.fleet.target import Lease, Target
 from dyn_relay.fleet.worker import Worker
 from dyn_relay.http11.client import Origin

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dyn_relay.fleet.policies.balance import Guard
 from dyn_relay.fleet.policies.base import Ask, Policy
 from dyn_relay.fleet.policies.least_loaded import LeastLoaded, burden
-from dyn_relay.fleet.policies.prefix_index import BLOCK, PrefixIndex, chain
+from dyn_relay.fleet.policies.sent import BLOCK, SentPrefixes, chain
 from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Worker
 
@@ -29,7 +29,7 @@ class CacheAware(Policy):
         """`threshold`: the share of a prompt that is enough, 0..1; `limit`: bytes that are remembered."""
         self._guard = guard
         self._threshold = threshold
-        self._index = PrefixIndex(limit)
+        self._index = SentPrefixes(limit)
         #: By worker and target; None stands for those that are forgotten.
         self._numbers: dict[str, dict[str, int]] = {}
         self._by_load = LeastLoaded()

@@ -38,7 +38,7 @@ def chain(space: bytes, prefix: Prefix) -> list[int]:
     return names
 
 
-class PrefixIndex:
+class SentPrefixes:
     """Targets, by number, of blocks, by name. `forget` a target's number before another one gets it."""
 
     def __init__(self, limit: int) -> None:

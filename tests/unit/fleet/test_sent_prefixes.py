@@ -8,7 +8,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dyn_relay.fleet.policies.prefix_index import BLOCK, BLOCK_TEXT, BYTES_A_BLOCK, PrefixIndex, chain
+from dyn_relay.fleet.policies.sent import BLOCK, BLOCK_TEXT, BYTES_A_BLOCK, SentPrefixes, chain
 
 IDS = st.lists(st.integers(0, 1), min_size=0, max_size=5)
 
@@ -42,7 +42,7 @@ def test_a_rest_counts_as_not_there() -> None:
     IDS,
 )
 def test_it_finds_what_was_sent(steps: list[tuple[str, list[int], int]], wanted: list[int]) -> None:
-    index = PrefixIndex(1 << 30)
+    index = SentPrefixes(1 << 30)
     numbers = [index.number() for _ in range(3)]
     had: list[set[int]] = [set(), set(), set()]
     for what, blocks, at in steps:
@@ -70,7 +70,7 @@ def test_it_finds_what_was_sent(steps: list[tuple[str, list[int], int]], wanted:
 
 def test_numbers_are_given_again_once_nothing_can_have_them() -> None:
     """Workers that restart for years do not widen the sets for ever; and nobody inherits a cache."""
-    index = PrefixIndex(BYTES_A_BLOCK * 40)
+    index = SentPrefixes(BYTES_A_BLOCK * 40)
     given_ = []
     cold = names([8, 8])
     gone = index.number()
@@ -93,7 +93,7 @@ def test_numbers_are_given_again_once_nothing_can_have_them() -> None:
 
 def test_it_is_bounded_and_forgets_the_oldest() -> None:
     limit = BYTES_A_BLOCK * 1000
-    index = PrefixIndex(limit)
+    index = SentPrefixes(limit)
     number = index.number()
     hot = names([1, 2, 3])
     for round_ in range(5000):
@@ -108,7 +108,7 @@ def test_it_is_bounded_and_forgets_the_oldest() -> None:
 
 def test_it_keeps_to_its_bytes() -> None:
     """While it grows, and with sets of 256 targets."""
-    index = PrefixIndex(1 << 40)
+    index = SentPrefixes(1 << 40)
     numbers = [index.number() for _ in range(256)]
     tracemalloc.start()
     try:
