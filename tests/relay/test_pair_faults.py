@@ -8,7 +8,20 @@ import pytest
 import trio
 
 from dyn_testkit import faults
-from dyn_testkit.faults import CLOSE, GARBAGE, KILL_WORKER, RESET, FaultPlan, What, Where, abort_event, at_token, status
+from dyn_testkit.faults import (
+    CLOSE,
+    COMMENTS_ONLY,
+    EMPTY_200,
+    GARBAGE,
+    KILL_WORKER,
+    RESET,
+    FaultPlan,
+    What,
+    Where,
+    abort_event,
+    at_token,
+    status,
+)
 from dyn_testkit.worker import MockWorker, WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged
@@ -29,6 +42,7 @@ TOKENS = tuple(at_token(k) for k in (0, 1, 2, 5, 7))
 CUTS = [(where, what) for where in EARLY for what in (KILL_WORKER, CLOSE, RESET)]
 SAID = [(faults.AT_HEAD, status(code)) for code in (500, 502, 503, 429)]
 SAID += [(where, abort_event(code)) for where in BEGUN for code in (500, 503)]
+SAID += [(faults.AT_HEAD, what) for what in (GARBAGE, EMPTY_200, COMMENTS_ONLY)]
 PREFILL = [*CUTS, *SAID, *((at_token(k), what) for k in (0, 1) for what in (KILL_WORKER, CLOSE, RESET))]
 DECODE = [
     *CUTS,
@@ -136,4 +150,40 @@ async def test_the_engines_own_error(autojump_clock, stream, dialect, side, wher
         assert [worker.live for worker in w.workers] == [0] * 4
         assert sum(len(worker.generates) for worker in w.workers) == 2
         await w.quiet()
+        nothing_left(w)
+
+
+@SHAPES
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+@pytest.mark.parametrize("code", [401, 403])
+async def test_a_key_that_one_leg_does_not_know(autojump_clock, stream, dialect, side, code):
+    """The client has no part in it: another worker is asked."""
+    plan = FaultPlan.in_order([(faults.AT_HEAD, status(code))])
+    options = WorkerOptions(tick=0.05, dialect=dialect)
+    async with pairs(**{side: [plan, None]}, options=options, policy="round_robin") as w:
+        body = generate(8, stream=stream, logprob_start_len=0)
+        assert judged(await w.ask(body), body, ORACLE, dialect) == []
+        plan.verify()
+        await w.quiet()
+        assert [one["cause"] for one in w.rows[0]["attempts"]] == ["key", None]
+        nothing_left(w)
+
+
+@SHAPES
+@pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_a_continuation_that_one_leg_refuses(autojump_clock, stream, dialect, side):
+    """Another one took the request: it is this one's limit, and not the client's mistake."""
+    refused = FaultPlan.in_order([(faults.AT_HEAD, status(400))])
+    plans: dict[str, Any] = {
+        "prefill": [None, None],
+        "decode": [FaultPlan.in_order([(at_token(3), KILL_WORKER)]), None],
+    }
+    plans[side][1] = refused
+    options = WorkerOptions(tick=0.05, dialect=dialect)
+    async with pairs(**plans, options=options, policy="round_robin") as w:
+        body = generate(8, stream=stream, logprob_start_len=0)
+        assert judged(await w.ask(body), body, ORACLE, dialect) == []
+        refused.verify()
+        await w.quiet()
+        assert [one["cause"] for one in w.rows[0]["attempts"]] == ["cut", "unfit", None]
         nothing_left(w)

@@ -332,6 +332,19 @@ async def test_a_full_prefill_worker(autojump_clock, stream):
 
 @BOTH
 @pytest.mark.parametrize("side", ["prefill", "decode"])
+async def test_who_is_busy_says_for_how_long(autojump_clock, stream, side):
+    """It is left alone for so long; the client hears it where there is nobody else."""
+    plan = FaultPlan.in_order([(faults.AT_HEAD, faults.status(503, "30"))] * 9)
+    async with pairs(prefill=[plan if side == "prefill" else None], decode=[plan if side == "decode" else None]) as w:
+        [target] = (w.app.fleet.workers[0] if side == "prefill" else w.app.fleet.workers[1]).targets
+        response = await w.ask(generate(8, stream=stream))
+        assert (response.status, response.header("retry-after")) == (503, "30")
+        assert target.full(trio.current_time() + 29)
+        assert not target.full(trio.current_time() + 31)
+
+
+@BOTH
+@pytest.mark.parametrize("side", ["prefill", "decode"])
 @pytest.mark.parametrize("code", [400, 413, 422])
 async def test_an_engines_refusal_is_its_own(autojump_clock, stream, side, code):
     """4xx of either leg: status and body as they are, the other leg ends, nothing is tried again."""

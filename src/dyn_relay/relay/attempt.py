@@ -121,17 +121,20 @@ class Attempt:
 
     @property
     def worker_headers(self) -> Headers:
-        """Its end-to-end headers, for an answer that is handed on whole."""
-        if self.reader is None or self._spoken_beside:
-            return []
-        return [pair for pair in end_to_end(self.reader.response.headers) if pair[0] not in _REWRITTEN]
+        """End-to-end headers of the worker whose answer it is, for one that is handed on whole."""
+        return [pair for pair in end_to_end(self._headers) if pair[0] not in _REWRITTEN]
 
     @property
     def retry_after(self) -> float | None:
         """Seconds that a busy worker asks for (`Retry-After`); None if it does not, or names a date."""
-        spoken = self.reader is not None and not self._spoken_beside
-        text = get(self.reader.response.headers, b"retry-after") if self.reader is not None and spoken else None
+        text = get(self._headers, b"retry-after")
         return float(text) if text is not None and len(text) < 10 and text.isdigit() else None
+
+    @property
+    def _headers(self) -> Headers:
+        if self._spoken_beside and self._leg is not None:
+            return self._leg.headers
+        return self.reader.response.headers if self.reader is not None else []
 
     def unwanted(self) -> None:
         """The request was aborted: if the attempt is not sent yet, it never is."""
@@ -290,7 +293,8 @@ class Attempt:
         end = exchange.end
         if reader.done and end in _KINDS:
             self._spoken_beside = True
-            return Failure(_KINDS[end], Phase.ANSWERED, leg.target.id, f"prefill: {exchange.detail}")
+            kind = self._kind(end, leg.answer.status)
+            return Failure(kind, Phase.ANSWERED, leg.target.id, f"prefill: {exchange.detail}")
         return None
 
     async def _ask(self, question: Outbound, reader: AnswerReader, headers: Headers) -> Failure | None:
@@ -353,7 +357,8 @@ class Attempt:
         if reader.done:
             end = self._exchange.end
             if end in _KINDS:
-                return self._failure(self._kind(end, reader), self._phase(reader), self._exchange.detail)
+                kind = self._kind(end, reader.response.status)
+                return self._failure(kind, self._phase(reader), self._exchange.detail)
             if end is not None or reader.reading is Reading.OPAQUE:
                 return None
         young = trio.current_time() - self._sent_at < STALE_WINDOW
@@ -362,13 +367,9 @@ class Attempt:
         words = "reset" if ended is Ended.SOURCE_BROKEN else "end of stream"
         return self._failure(Kind.CUT, self._phase(reader), words)
 
-    def _kind(self, end: End, reader: AnswerReader) -> Kind:
+    def _kind(self, end: End, status: int) -> Kind:
         exchange = self._exchange
-        if (
-            end is End.REFUSED
-            and reader.response.status in _KEY_REFUSED
-            and not self._context.config.forward_authorization
-        ):
+        if end is End.REFUSED and status in _KEY_REFUSED and not self._context.config.forward_authorization:
             return Kind.KEY
         if end is End.INTERRUPTED and self._context.fleet.paused:
             return Kind.MOVED  # the pause has done it

@@ -39,6 +39,8 @@ class Leg:
         #: The decode worker has given what it could only make of the cache.
         self.owes = trio.Event()
         self.answer: Answer | None = None
+        #: Those of the answer.
+        self.headers: Headers = []
         #: Of an answer that is a stream.
         self.events: list[Event] | None = None
         self.failure: Failure | None = None
@@ -96,7 +98,8 @@ class Leg:
                 max_body=MAX_WHOLE_ANSWER,
                 fresh=True,
             )
-            kind = get(response.headers, b"content-type") or b"application/json"
+            self.headers = response.headers
+            kind = get(self.headers, b"content-type") or b"application/json"
             self.answer = Answer(response.status, response.body, kind)
             if response.status < 400 and kind.lower().startswith(b"text/event-stream"):
                 self.events = Splitter(self._context.config.max_event_size).feed(response.body)

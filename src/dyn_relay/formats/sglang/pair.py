@@ -85,7 +85,7 @@ class Prefilled:
         if not self._names and not self._replays:
             return events
         if self._parts is None:
-            if not self._held and _fails(events):
+            if not self._held and _unanswered(events):
                 return events
             self._held += events
             return ()
@@ -151,13 +151,14 @@ class Prefilled:
             meta[name] = joined
 
 
-def _fails(events: Sequence[Event]) -> bool:
-    """Do the decode worker's first events say that there is no answer, for which nobody has to wait?
+def _unanswered(events: Sequence[Event]) -> bool:
+    """Are the decode worker's first events no answer, for which nobody has to wait: an error, or nothing yet?
 
     The prefill worker is not told that the decode worker has failed: it may wait for that for minutes.
     """
-    for _, data in events:
-        if data in (b"", DONE) or data[:1] == b"[":
+    said = [data for _, data in events if data not in (b"", DONE)]
+    for data in said:
+        if data[:1] == b"[":
             continue
         try:
             if kind(read(whole_decoder, data)) in (Kind.ERROR, Kind.ABORT_ECHO):
@@ -166,4 +167,4 @@ def _fails(events: Sequence[Event]) -> bool:
             return True
         except Foreign:
             continue
-    return False
+    return not said
