@@ -9,8 +9,9 @@ import pytest
 from hypothesis import strategies as st
 
 from dyn_relay.formats import catalog
-from dyn_relay.formats.base import NativeRequest, Traits
+from dyn_relay.formats.base import NativeRequest
 from dyn_relay.formats.sglang.continuation import remaining
+from dyn_relay.formats.traits import Traits
 from dyn_testkit import laws
 from properties.prove import for_all
 

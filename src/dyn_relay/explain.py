@@ -12,7 +12,8 @@ import trio
 from dyn_relay.config import Config
 from dyn_relay.fleet.health import INFO_TIMEOUT
 from dyn_relay.formats import catalog
-from dyn_relay.formats.base import UNKNOWN, Format, NativeRequest, Traits
+from dyn_relay.formats.base import Format, NativeRequest
+from dyn_relay.formats.traits import UNKNOWN, Traits
 from dyn_relay.http11.client import BadResponse, Origin, Pool, fetch
 from dyn_relay.http11.headers import Headers
 from dyn_relay.net import ConnectFailed, ConnectionBroken

@@ -9,9 +9,10 @@ from typing import Any
 import captured
 import pytest
 
-from dyn_relay.formats.base import UNKNOWN, End, NativeRequest, Reading, Rejected, Traits
+from dyn_relay.formats.base import End, NativeRequest, Reading, Rejected
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.format import SglangFormat
+from dyn_relay.formats.traits import UNKNOWN, Traits
 
 JSON = [(b"content-type", b"application/json")]
 FOLDERS = ("cumulative", "incremental", "tokenizer", "moe")

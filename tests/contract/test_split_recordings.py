@@ -9,8 +9,9 @@ import captured
 import pytest
 from test_sglang_replay import JSON, same
 
-from dyn_relay.formats.base import UNKNOWN, Bundle, End, Exchange, NativeRequest, Reading
+from dyn_relay.formats.base import Bundle, End, Exchange, NativeRequest, Reading
 from dyn_relay.formats.sglang.format import SglangFormat
+from dyn_relay.formats.traits import UNKNOWN
 
 FOLDERS = ("cumulative", "incremental", "tokenizer")
 #: Batches of one and of two, samples, both, and lists of parameters with a list of rids.

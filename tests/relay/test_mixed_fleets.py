@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 import trio
 
-from dyn_relay.formats.base import UNKNOWN
+from dyn_relay.formats.traits import UNKNOWN
 from dyn_relay.relay.candidates import Candidates
 from dyn_testkit import faults
 from dyn_testkit.engine import Model

@@ -19,7 +19,8 @@ from dyn_relay.config import Config
 from dyn_relay.fleet.keeper import Keeper
 from dyn_relay.fleet.rejoin import Standing
 from dyn_relay.fleet.worker import Signal, State, Worker
-from dyn_relay.formats.base import UNKNOWN, Format, Headers
+from dyn_relay.formats.base import Format, Headers
+from dyn_relay.formats.traits import UNKNOWN
 from dyn_relay.http11.client import BadResponse, Origin, Pool, Response
 from dyn_relay.net import ConnectFailed, ConnectionBroken
 

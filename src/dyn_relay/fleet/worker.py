@@ -16,7 +16,7 @@ import structlog
 from dyn_relay.fleet.breaker import Breaker
 from dyn_relay.fleet.rejoin import Standing
 from dyn_relay.fleet.target import Target
-from dyn_relay.formats.base import UNKNOWN, Traits
+from dyn_relay.formats.traits import UNKNOWN, Traits
 from dyn_relay.http11.client import Origin
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("fleet")

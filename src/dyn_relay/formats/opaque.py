@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dyn_relay.formats.base import Answer, End, Event, Headers, Outbound, Pairing, Reading, Traits, Verdict
+from dyn_relay.formats.base import Answer, End, Event, Headers, Outbound, Reading, Verdict
+from dyn_relay.formats.traits import Pairing, Traits
 
 
 class OpaqueExchange:

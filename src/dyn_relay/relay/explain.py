@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from msgspec import Raw
 
 from dyn_relay.config import Config
-from dyn_relay.formats.base import Explanation, Format, NativeRequest, Traits, Verdict
+from dyn_relay.formats.base import Explanation, Format, NativeRequest, Verdict
+from dyn_relay.formats.traits import Traits
 from dyn_relay.relay.budget import limited, too_long
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER, protection
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import trio
 
 from dyn_relay.fleet.target import Lease, Target
-from dyn_relay.formats.base import Answer, Event, Outbound, Pairing
+from dyn_relay.formats.base import Answer, Event, Outbound
+from dyn_relay.formats.traits import Pairing
 from dyn_relay.http11.client import BadResponse, fetch
 from dyn_relay.http11.errors import EventTooLarge
 from dyn_relay.http11.headers import Headers, get

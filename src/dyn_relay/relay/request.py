@@ -10,7 +10,8 @@ import trio
 
 from dyn_relay.fleet.poison import Finding, SuspectedPoison, Trial
 from dyn_relay.fleet.worker import Worker
-from dyn_relay.formats.base import UNKNOWN, CannotComplete, Exchange, Traits
+from dyn_relay.formats.base import CannotComplete, Exchange
+from dyn_relay.formats.traits import UNKNOWN, Traits
 from dyn_relay.http11.headers import Headers
 from dyn_relay.net import ConnectionBroken
 from dyn_relay.relay.affinity import key_of

@@ -8,17 +8,9 @@ from functools import partial
 
 import trio
 
-from dyn_relay.formats.base import (
-    Answer,
-    Bundle,
-    Exchange,
-    Explanation,
-    NativeRequest,
-    Outbound,
-    Rejected,
-    Traits,
-)
+from dyn_relay.formats.base import Answer, Bundle, Exchange, Explanation, NativeRequest, Outbound, Rejected
 from dyn_relay.formats.opaque import OpaqueExchange
+from dyn_relay.formats.traits import Traits
 from dyn_relay.http11.headers import Headers, get
 from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.relay.context import Context

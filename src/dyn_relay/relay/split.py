@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import trio
 
-from dyn_relay.formats.base import UNKNOWN, Answer, Bundle, Item, Verdict
+from dyn_relay.formats.base import Answer, Bundle, Item, Verdict
+from dyn_relay.formats.traits import UNKNOWN
 from dyn_relay.http11.errors import BadResponse
 from dyn_relay.http11.headers import Headers
 from dyn_relay.http11.server import ServerConnection

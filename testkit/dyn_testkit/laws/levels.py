@@ -12,19 +12,8 @@ from typing import Any
 import trio
 from trio.testing import MockClock
 
-from dyn_relay.formats.base import (
-    UNKNOWN,
-    Answer,
-    CannotComplete,
-    End,
-    Exchange,
-    Format,
-    NativeRequest,
-    Outbound,
-    Pairing,
-    Reading,
-    Traits,
-)
+from dyn_relay.formats.base import Answer, CannotComplete, End, Exchange, Format, NativeRequest, Outbound, Reading
+from dyn_relay.formats.traits import UNKNOWN, Pairing, Traits
 from dyn_relay.http11.sse import Splitter
 from dyn_relay.net import Network
 from dyn_testkit.client import Response, fetch

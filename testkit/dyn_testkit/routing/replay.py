@@ -13,7 +13,7 @@ from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.fleet.target import Lease, Target
 from dyn_relay.fleet.worker import Worker
-from dyn_relay.formats.base import KvEvents, Traits
+from dyn_relay.formats.traits import KvEvents, Traits
 from dyn_relay.http11.client import Origin
 from dyn_testkit.routing.engine import Engine, Hardware, tokens_of
 from dyn_testkit.routing.hearing import LISTENING, Listening

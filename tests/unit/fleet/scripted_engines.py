@@ -16,7 +16,8 @@ from dyn_relay.fleet.poison import NotYet, SuspectedPoison
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.target import Lease
 from dyn_relay.fleet.worker import Worker
-from dyn_relay.formats.base import Format, Headers, Traits
+from dyn_relay.formats.base import Format, Headers
+from dyn_relay.formats.traits import Traits
 from dyn_relay.http11.client import Origin, Pool, Response
 from dyn_relay.net import ConnectFailed
 

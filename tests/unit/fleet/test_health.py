@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from trio.testing import MockClock
 
 from dyn_relay.fleet.worker import State
-from dyn_relay.formats.base import UNKNOWN
+from dyn_relay.formats.traits import UNKNOWN
 
 A, B = "http://a:1", "http://b:1"
 

@@ -16,7 +16,7 @@ from dyn_relay.fleet.policies.base import Ask, Prefix
 from dyn_relay.fleet.policies.kv_aware import ASSUMED, KvAware
 from dyn_relay.fleet.target import Lease, Target
 from dyn_relay.fleet.worker import Worker
-from dyn_relay.formats.base import UNKNOWN, KvEvents, Traits
+from dyn_relay.formats.traits import UNKNOWN, KvEvents, Traits
 from dyn_relay.http11.client import Origin
 
 PAGE = 16

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.rejoin import Standing, judge
 from dyn_relay.fleet.worker import State, Worker
-from dyn_relay.formats.base import Traits
+from dyn_relay.formats.traits import Traits
 from dyn_relay.http11.client import Origin
 
 A, B, C = "http://a:1", "http://b:1", "http://c:1"

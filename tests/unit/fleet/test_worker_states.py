@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from dyn_relay.fleet.worker import TRANSITIONS, Signal, State, Worker
-from dyn_relay.formats.base import UNKNOWN, Traits
+from dyn_relay.formats.traits import UNKNOWN, Traits
 from dyn_relay.http11.client import Origin
 
 

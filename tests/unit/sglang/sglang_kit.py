@@ -7,9 +7,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from dyn_relay.formats.base import End, Event, NativeRequest, Reading, Traits
+from dyn_relay.formats.base import End, Event, NativeRequest, Reading
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.format import SglangFormat
+from dyn_relay.formats.traits import Traits
 
 SSE_HEAD = [(b"content-type", b"text/event-stream; charset=utf-8")]
 JSON_HEAD = [(b"content-type", b"application/json")]

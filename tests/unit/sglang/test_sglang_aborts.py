@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from sglang_kit import opened
 
-from dyn_relay.formats.base import End, Traits
+from dyn_relay.formats.base import End
+from dyn_relay.formats.traits import Traits
 
 ASKED: dict[str, Any] = {"rid": "mine", "input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 5}}
 LISTS = ["token", "top", "token_ids"]

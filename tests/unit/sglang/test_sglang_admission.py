@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from sglang_kit import JSON_HEAD, SSE_HEAD, TOLD, Engine, opened, request
 
-from dyn_relay.formats.base import UNKNOWN, Rejected, Traits, Verdict
+from dyn_relay.formats.base import Rejected, Verdict
 from dyn_relay.formats.sglang.admission import TABLE, Row, page
 from dyn_relay.formats.sglang.format import SglangFormat
 from dyn_relay.formats.sglang.request import Request
+from dyn_relay.formats.traits import UNKNOWN, Traits
 
 PLAIN: dict[str, Any] = {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 8}}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sglang_kit import SSE_HEAD, dumps, opened, request, sse
 
-from dyn_relay.formats.base import UNKNOWN, Traits
 from dyn_relay.formats.sglang.format import SglangFormat
+from dyn_relay.formats.traits import UNKNOWN, Traits
 
 NEW, OLD = Traits(version="0.5.23", sampling_defaults={}), Traits(version="0.5.9", sampling_defaults={})
 PLAIN: dict[str, Any] = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 9}, "stream": True, "rid": "mine"}

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dyn_relay.formats.base import UNKNOWN, Answer, Bundle, NativeRequest
+from dyn_relay.formats.base import Answer, Bundle, NativeRequest
 from dyn_relay.formats.sglang import batch
 from dyn_relay.formats.sglang.batch import SPREAD, Spread, Unsplit, asked, shares
 from dyn_relay.formats.sglang.format import SglangFormat
 from dyn_relay.formats.sglang.item import Item
 from dyn_relay.formats.sglang.request import Request
+from dyn_relay.formats.traits import UNKNOWN
 from dyn_testkit.worker import WorkerOptions
 from dyn_testkit.worker.jobs import Reader
 

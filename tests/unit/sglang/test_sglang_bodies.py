@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_kit import SSE_HEAD, TOLD, Engine, dumps, opened
 
-from dyn_relay.formats.base import UNKNOWN, Traits
 from dyn_relay.formats.sglang.continuation import release, remaining
 from dyn_relay.formats.sglang.exchange import SglangExchange
+from dyn_relay.formats.traits import UNKNOWN, Traits
 
 NEW = Traits(version="0.5.23", sampling_defaults={})
 

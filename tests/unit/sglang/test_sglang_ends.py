@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from sglang_kit import DONE, JSON_HEAD, SSE_HEAD, Engine, dumps, opened, sse
 
-from dyn_relay.formats.base import UNKNOWN, CannotComplete, End, Event, Reading
+from dyn_relay.formats.base import CannotComplete, End, Event, Reading
 from dyn_relay.formats.sglang.exchange import SglangExchange
+from dyn_relay.formats.traits import UNKNOWN
 
 ASKED: dict[str, Any] = {
     "rid": "mine",

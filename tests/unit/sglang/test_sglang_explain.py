@@ -10,11 +10,12 @@ import pytest
 from sglang_kit import DONE, SSE_HEAD, Engine, dumps, opened, request, sse
 from test_sglang_admission import PLAIN, SAMPLING, TOP, sampling
 
-from dyn_relay.formats.base import UNKNOWN, Explanation, Traits, Verdict
+from dyn_relay.formats.base import Explanation, Verdict
 from dyn_relay.formats.sglang.admission import TABLE
 from dyn_relay.formats.sglang.demands import DEMANDS
 from dyn_relay.formats.sglang.explain import MOST, NAME, STOCK
 from dyn_relay.formats.sglang.format import SglangFormat
+from dyn_relay.formats.traits import UNKNOWN, Traits
 
 #: A worker in token mode.
 IDS = replace(STOCK, text=False)

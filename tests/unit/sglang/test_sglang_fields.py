@@ -14,9 +14,10 @@ from msgspec import Raw
 from sglang_kit import DIALECTS, DONE, SSE_HEAD, dumps, request, sse
 from test_sglang_admission import PLAIN, SAMPLING, TOP
 
-from dyn_relay.formats.base import CannotComplete, End, Traits
+from dyn_relay.formats.base import CannotComplete, End
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.format import SglangFormat
+from dyn_relay.formats.traits import Traits
 from dyn_testkit.worker import fields
 
 STOCK = Traits(version="0.5.23", incremental=False, sampling_defaults={})

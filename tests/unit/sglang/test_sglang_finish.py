@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from sglang_kit import DIALECTS, DONE, SSE_HEAD, Engine, opened, oracle, prompt_rows, read_stream, sse
 
-from dyn_relay.formats.base import UNKNOWN, End
+from dyn_relay.formats.base import End
 from dyn_relay.formats.sglang.exchange import SglangExchange
+from dyn_relay.formats.traits import UNKNOWN
 
 ASKED: dict[str, Any] = {
     "rid": "mine",

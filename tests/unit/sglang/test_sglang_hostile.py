@@ -7,9 +7,10 @@ import json
 import pytest
 from sglang_kit import DONE, SSE_HEAD, Engine, dumps, opened, sse
 
-from dyn_relay.formats.base import UNKNOWN, End, Reading
+from dyn_relay.formats.base import End, Reading
 from dyn_relay.formats.sglang.events import error_object
 from dyn_relay.formats.sglang.wire import NotJson, read_fields, shield, unshield
+from dyn_relay.formats.traits import UNKNOWN
 
 
 @pytest.mark.parametrize("data", [b'{"text":"' + b'\\"' * 200_000, b'"' * 200_001, b'{"a":"' + b"\\" * 200_001])

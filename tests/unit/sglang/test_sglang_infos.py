@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from dyn_relay.formats.base import KvEvents
 from dyn_relay.formats.sglang.format import SglangFormat
+from dyn_relay.formats.traits import KvEvents
 
 #: As `/server_info` of SGLang 0.5.23 has it.
 TOLD = {

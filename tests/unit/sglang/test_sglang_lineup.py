@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from sglang_kit import SSE_HEAD, opened
 
-from dyn_relay.formats.base import UNKNOWN, CannotComplete, End
+from dyn_relay.formats.base import CannotComplete, End
 from dyn_relay.formats.sglang.events import DONE
 from dyn_relay.formats.sglang.exchange import SglangExchange
+from dyn_relay.formats.traits import UNKNOWN
 
 ROWS = [[-0.5, 7, None], [-0.25, 8, None], [-0.75, 9, None], [-1.0, 9, None]]
 REASON = {"type": "length", "length": 2}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sglang_kit import SSE_HEAD, Engine, opened, request, sse
 
-from dyn_relay.formats.base import UNKNOWN, Traits
 from dyn_relay.formats.sglang.format import SglangFormat
+from dyn_relay.formats.traits import UNKNOWN, Traits
 
 BARE = Traits(model="m", text=False, incremental=False, sampling_defaults={}, version="0.5.23", routed_experts=True)
 TEXT = replace(BARE, text=True)

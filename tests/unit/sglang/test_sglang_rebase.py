@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from sglang_kit import DIALECTS, DONE, SSE_HEAD, opened, sse
 
-from dyn_relay.formats.base import UNKNOWN, CannotComplete, End, Traits
+from dyn_relay.formats.base import CannotComplete, End
 from dyn_relay.formats.sglang.answer import RULES, Rule
 from dyn_relay.formats.sglang.exchange import SglangExchange
+from dyn_relay.formats.traits import UNKNOWN, Traits
 
 #: What a text prompt needs of its worker.
 SPEAKS = Traits(incremental=False, sampling_defaults={})

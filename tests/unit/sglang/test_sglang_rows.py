@@ -11,10 +11,11 @@ import pytest
 from msgspec import Raw
 from sglang_kit import DIALECTS, DONE, SSE_HEAD, Engine, dumps, opened, oracle, sse
 
-from dyn_relay.formats.base import CannotComplete, End, Event, Traits
+from dyn_relay.formats.base import CannotComplete, End, Event
 from dyn_relay.formats.sglang.codec import STRIDE, Codec
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.replay import Replay
+from dyn_relay.formats.traits import Traits
 
 ASKED: dict[str, Any] = {
     "rid": "mine",

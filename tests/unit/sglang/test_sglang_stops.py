@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from sglang_kit import DONE, SSE_HEAD, request, sse
 
-from dyn_relay.formats.base import CannotComplete, End, Event, Traits
+from dyn_relay.formats.base import CannotComplete, End, Event
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.format import SglangFormat
+from dyn_relay.formats.traits import Traits
 
 EOS = 2
 ONE, OTHER = Traits(model="one"), Traits(model="other")

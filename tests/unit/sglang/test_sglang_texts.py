@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from sglang_kit import DONE, SSE_HEAD, opened, sse
 
-from dyn_relay.formats.base import End, Event, Traits
+from dyn_relay.formats.base import End, Event
+from dyn_relay.formats.traits import Traits
 
 TEXT = "ABCDEF"
 WORKER = Traits(version="0.5.23", text=True, incremental=True, sampling_defaults={}, model="m")

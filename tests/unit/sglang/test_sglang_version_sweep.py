@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sglang_kit import DIALECTS, SSE_HEAD, Engine, check_body, opened, oracle, read_stream
 
-from dyn_relay.formats.base import End, Traits
+from dyn_relay.formats.base import End
+from dyn_relay.formats.traits import Traits
 
 MOST = 14
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from sglang_kit import DIALECTS, SSE_HEAD, Engine, opened, oracle, sse
 
-from dyn_relay.formats.base import UNKNOWN, CannotComplete, End, Event
+from dyn_relay.formats.base import CannotComplete, End, Event
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.spans import Span, merge, stated
 from dyn_relay.formats.sglang.wire import raw
+from dyn_relay.formats.traits import UNKNOWN
 from dyn_relay.formats.weights import WeightPolicy
 
 ASKED: dict[str, Any] = {

@@ -20,7 +20,7 @@ from dyn_relay.fleet.kv.index import PrefixIndex, Rank, RankId
 from dyn_relay.fleet.kv.subscriber import Follower, Source, Subscriber
 from dyn_relay.fleet.policies.base import Members
 from dyn_relay.fleet.worker import State, Worker
-from dyn_relay.formats.base import KvEvents
+from dyn_relay.formats.traits import KvEvents
 
 if TYPE_CHECKING:
     from dyn_relay.fleet.kv.sockets import Context

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 from msgspec import Raw
 
-from dyn_relay.formats.base import Traits, Verdict
+from dyn_relay.formats.base import Verdict
 from dyn_relay.formats.sglang.continuation import detokenizes, release
 from dyn_relay.formats.sglang.request import ABSENT, Absent, Request
 from dyn_relay.formats.sglang.told import Told
 from dyn_relay.formats.sglang.wire import raw
+from dyn_relay.formats.traits import Traits
 
 
 @dataclass(frozen=True, slots=True)

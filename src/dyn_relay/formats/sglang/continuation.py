@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from msgspec import Raw
 
-from dyn_relay.formats.base import Traits
 from dyn_relay.formats.sglang.request import DEFAULT_MAX_NEW_TOKENS, Request
 from dyn_relay.formats.sglang.wire import NULL, TRUE, Fields, inside, joined, raw
+from dyn_relay.formats.traits import Traits
 
 #: The first release whose `sampling_params` are known to take `stream_interval`; an unknown key there is a 400.
 _INTERVAL_SINCE = (0, 5, 23)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dyn_relay.formats.base import Traits
 from dyn_relay.formats.sglang.continuation import ample, detokenizes, ends_apart
 from dyn_relay.formats.sglang.replay import SWITCHES
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.wire import raw
+from dyn_relay.formats.traits import Traits
 from dyn_relay.formats.weights import WeightPolicy
 
 

@@ -7,19 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Raw
 
-from dyn_relay.formats.base import (
-    UNKNOWN,
-    Answer,
-    CannotComplete,
-    End,
-    Event,
-    Headers,
-    Outbound,
-    Pairing,
-    Reading,
-    Traits,
-    Verdict,
-)
+from dyn_relay.formats.base import Answer, CannotComplete, End, Event, Headers, Outbound, Reading, Verdict
 from dyn_relay.formats.sglang import affinity, continuation, errors, fold
 from dyn_relay.formats.sglang.account import UNREADABLE
 from dyn_relay.formats.sglang.admission import judge
@@ -50,6 +38,7 @@ from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
 from dyn_relay.formats.sglang.spans import label
 from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, raw, read, read_fields
+from dyn_relay.formats.traits import UNKNOWN, Pairing, Traits
 
 PATH = "/generate"
 

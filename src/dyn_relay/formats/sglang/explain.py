@@ -6,11 +6,12 @@ from collections.abc import Set
 from dataclasses import replace
 from itertools import count
 
-from dyn_relay.formats.base import CannotComplete, Event, Explanation, Rejected, Traits, Verdict
+from dyn_relay.formats.base import CannotComplete, Event, Explanation, Rejected, Verdict
 from dyn_relay.formats.sglang.admission import deciding
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.wire import raw, write
+from dyn_relay.formats.traits import Traits
 
 #: Stands for a name that is not known: the model's, or the next attempt's, for which the relay draws a fresh one.
 NAME = "stand-in"

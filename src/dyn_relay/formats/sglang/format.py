@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from dyn_relay.formats.base import Answer, Bundle, Explanation, Limits, NativeRequest, Outbound, Rejected, Traits
+from dyn_relay.formats.base import Answer, Bundle, Explanation, Limits, NativeRequest, Outbound, Rejected
 from dyn_relay.formats.sglang.batch import Unsplit, asked, shares
 from dyn_relay.formats.sglang.codec import Codec
 from dyn_relay.formats.sglang.continuation import BOOTSTRAP
@@ -21,6 +21,7 @@ from dyn_relay.formats.sglang.item import Common, Item, joined
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.wire import Foreign, NotJson, raw, read, write
+from dyn_relay.formats.traits import Traits
 from dyn_relay.formats.weights import WeightPolicy
 
 _MODEL_INFO, _SERVER_INFO = "/model_info", "/server_info"

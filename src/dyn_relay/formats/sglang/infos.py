@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from dyn_relay.formats.base import KvEvents
+from dyn_relay.formats.traits import KvEvents
 
 
 class _Descriptor(msgspec.Struct):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dyn_relay.formats.base import UNKNOWN, Answer, CannotComplete, End, Event, Outbound, Pairing, Traits, Verdict
+from dyn_relay.formats.base import Answer, CannotComplete, End, Event, Outbound, Verdict
 from dyn_relay.formats.sglang.batch import Share
 from dyn_relay.formats.sglang.dialect import Dialect, hinted
 from dyn_relay.formats.sglang.events import DONE, DONE_EVENT
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.wire import Foreign, read_fields
+from dyn_relay.formats.traits import UNKNOWN, Pairing, Traits
 
 _ERRORS = (End.REFUSED, End.BUSY, End.FAILED)
 

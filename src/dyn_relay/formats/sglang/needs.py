@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dyn_relay.formats.base import Traits
 from dyn_relay.formats.sglang.continuation import holds
 from dyn_relay.formats.sglang.replay import SWITCHES
 from dyn_relay.formats.sglang.request import ABSENT, Request
+from dyn_relay.formats.traits import Traits
 
 
 @dataclass(frozen=True, slots=True)

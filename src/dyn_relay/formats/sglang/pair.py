@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Raw
 
-from dyn_relay.formats.base import Event, Pairing
+from dyn_relay.formats.base import Event
 from dyn_relay.formats.sglang.affinity import pinned
 from dyn_relay.formats.sglang.batch import asked
 from dyn_relay.formats.sglang.codec import Codec
@@ -21,6 +21,7 @@ from dyn_relay.formats.sglang.events import DONE, Fault, Kind, fault, kind, whol
 from dyn_relay.formats.sglang.replay import Replay
 from dyn_relay.formats.sglang.request import ABSENT, Request
 from dyn_relay.formats.sglang.wire import Fields, Foreign, NotJson, number, raw, read, read_fields, read_rows
+from dyn_relay.formats.traits import Pairing
 
 #: What only the prefill worker knows of the prompt, under `meta_info`.
 INPUTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
