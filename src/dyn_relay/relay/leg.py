@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 
 import trio
 
 from dyn_relay.fleet.target import Lease, Target
-from dyn_relay.formats.base import Answer, Event, Outbound
+from dyn_relay.formats.base import Answer, Event, Exchange, Outbound
 from dyn_relay.formats.traits import Pairing
 from dyn_relay.http11.client import BadResponse, fetch
 from dyn_relay.http11.errors import EventTooLarge
 from dyn_relay.http11.headers import Headers, get
 from dyn_relay.http11.sse import Splitter
 from dyn_relay.net import ConnectFailed, ConnectionBroken
+from dyn_relay.relay.choice import Choice, Pair
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.failure import Failure, Kind, Phase
 from dyn_relay.relay.reader import MAX_WHOLE_ANSWER
@@ -154,3 +156,11 @@ class Leg:
         for room in self._drawn:
             self._rooms.give_back(room)
         self._drawn.clear()
+
+
+def beside(context: Context, exchange: Exchange, choice: Choice, pair: Pair) -> AbstractContextManager[Leg | None]:
+    """The prefill worker's part in an attempt at a pair; its lease is taken at once."""
+    if pair.prefill is None or choice.prefills is None:
+        return nullcontext()
+    lease = context.fleet.lease(pair.prefill, exchange.generations, lambda: exchange.prompt_tokens)
+    return closing(Leg(context, pair.prefill, lease.__enter__(), choice.prefills.rank(pair.prefill), context.rooms))

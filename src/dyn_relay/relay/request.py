@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 
 import trio
@@ -22,8 +20,8 @@ from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
 from dyn_relay.relay.ending import Ending
 from dyn_relay.relay.failure import Action, Failure, Kind
-from dyn_relay.relay.leg import Leg
-from dyn_relay.relay.orders import tell, tell_if_alive
+from dyn_relay.relay.farewell import abort, farewells
+from dyn_relay.relay.leg import beside
 from dyn_relay.relay.queue import Crowded, Entry
 from dyn_relay.relay.record import AttemptRecord, Outcome, RequestRecord
 from dyn_relay.relay.state import Step
@@ -32,9 +30,6 @@ from dyn_relay.relay.waiting import ClientGone, Unwanted, unless_gone
 
 #: Failures after which there is nothing to finish here: the engine was never asked, or would not take it.
 _NOTHING_TO_COMPLETE = (Kind.CONNECT, Kind.BUSY, Kind.UNFIT)
-#: An abort is said again at this interval, in seconds, so many times, while its attempt goes on.
-ABORT_INTERVAL = 1.0
-ABORT_REPEATS = 5
 #: Seconds. Poison kills when its prompt is processed.
 SUSPICION_WINDOW = 60.0
 
@@ -218,7 +213,11 @@ class LogicalRequest:
         fingerprint = exchange.fingerprint() if fleet.wary else b""
         lease = fleet.lease(target, exchange.generations, lambda: exchange.prompt_tokens + exchange.delivered)
         suspected = (pair.prefill or target).worker  # who computes the prompt dies of it
-        with lease, fleet.trial(suspected, fingerprint, proven=choice.proven) as trial, self._beside(pair) as leg:
+        with (
+            lease,
+            fleet.trial(suspected, fingerprint, proven=choice.proven) as trial,
+            beside(context, exchange, choice, pair) as leg,
+        ):
 
             def on_token() -> None:
                 trial.token()
@@ -262,15 +261,6 @@ class LogicalRequest:
             if self._suspicious(failure, record):
                 await self._investigate(attempt, trial, suspected)
         return failure
-
-    def _beside(self, pair: Pair) -> AbstractContextManager[Leg | None]:
-        """The prefill worker's part in an attempt; its lease is taken at once."""
-        if pair.prefill is None or self._choice.prefills is None:
-            return nullcontext()
-        context, exchange = self._context, self._exchange
-        lease = context.fleet.lease(pair.prefill, exchange.generations, lambda: exchange.prompt_tokens)
-        rank = self._choice.prefills.rank(pair.prefill)
-        return closing(Leg(context, pair.prefill, lease.__enter__(), rank, context.rooms))
 
     async def _investigate(self, attempt: Attempt, trial: Trial, suspected: Worker) -> None:
         """The attempt failed before its first token: did its worker die of it? Raises `SuspectedPoison`."""
@@ -324,7 +314,8 @@ class LogicalRequest:
         if self._current is not None:
             self._current.unwanted()
             if self._current.sent:
-                self._context.chores.start(partial(self._tell_until_ended, self._current))
+                attempt = self._current
+                self._context.chores.start(partial(abort, self._context, attempt, lambda: self._current is attempt))
 
     # -- taken away ------------------------------------------------------------------------------------------------
 
@@ -373,27 +364,11 @@ class LogicalRequest:
             return False
         return not (self.abort_wished or fleet.paused) and self._choice.has_room()
 
-    async def _tell_until_ended(self, attempt: Attempt) -> None:
-        """An abort may overtake the request that it means: say it again while the attempt goes on, then end it here."""
-        with trio.move_on_after(ABORT_REPEATS * ABORT_INTERVAL):  # a worker that hangs answers no order either
-            while self._current is attempt:
-                for worker in attempt.at_work:
-                    await tell(self._context, worker, self._context.format.abort(attempt.rid))
-                await trio.sleep(ABORT_INTERVAL)
-        if self._current is attempt:
-            attempt.give_up()
-
     def _leave(self) -> None:
         """Give the current attempt up: its worker, which may still live, is told to stop."""
-        for tell_it in self._farewells():
-            self._context.chores.start(tell_it)
-
-    def _farewells(self) -> list[Callable[[], Awaitable[object]]]:
         attempt, self._current = self._current, None
-        if attempt is None or not attempt.sent or not attempt.rid or self._context.live.related(attempt.rid):
-            return []  # a related one is not migratable, and kept its name
-        order = self._context.format.abort(attempt.rid)
-        return [partial(tell_if_alive, self._context, worker, order) for worker in attempt.at_work]
+        for tell_it in farewells(self._context, attempt):
+            self._context.chores.start(tell_it)
 
     # -- after a failure -------------------------------------------------------------------------------------------
 
@@ -403,7 +378,8 @@ class LogicalRequest:
         assert attempt is not None
         if attempt.paired and not self._exchange.verdict.migratable:
             # The next attempt has the same name, and may go to one of the two: it must not be taken for this one.
-            for tell_it in self._farewells():
+            self._current = None
+            for tell_it in farewells(self._context, attempt):
                 await unless_gone(self._client, tell_it)
         elif failure.rule.abort or attempt.paired:
             self._leave()

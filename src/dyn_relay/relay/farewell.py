@@ -1,0 +1,35 @@
+"""Workers are told that nobody waits for an attempt any more, or that somebody wishes it to end."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import trio
+
+from dyn_relay.relay.attempt import Attempt
+from dyn_relay.relay.context import Context
+from dyn_relay.relay.orders import tell, tell_if_alive
+
+#: An abort is said again at this interval, in seconds, so many times, while its attempt goes on.
+ABORT_INTERVAL = 1.0
+ABORT_REPEATS = 5
+
+
+def farewells(context: Context, attempt: Attempt | None) -> list[Callable[[], Awaitable[object]]]:
+    """What tells its workers, which may still live, to stop."""
+    if attempt is None or not attempt.sent or not attempt.rid or context.live.related(attempt.rid):
+        return []  # a related one is not migratable, and kept its name
+    order = context.format.abort(attempt.rid)
+    return [partial(tell_if_alive, context, worker, order) for worker in attempt.at_work]
+
+
+async def abort(context: Context, attempt: Attempt, goes_on: Callable[[], bool]) -> None:
+    """An abort may overtake the request that it means: say it again while the attempt goes on, then end it here."""
+    with trio.move_on_after(ABORT_REPEATS * ABORT_INTERVAL):  # a worker that hangs answers no order either
+        while goes_on():
+            for worker in attempt.at_work:
+                await tell(context, worker, context.format.abort(attempt.rid))
+            await trio.sleep(ABORT_INTERVAL)
+    if goes_on():
+        attempt.give_up()
