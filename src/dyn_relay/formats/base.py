@@ -189,6 +189,8 @@ class Exchange(Protocol):
     end: End | None
     #: A line about `end` for logs: the engine's message.
     detail: str
+    #: It says that the other worker of the attempt's pair is at fault.
+    accuses: bool
     #: What the prefill worker of the current attempt is to be sent; None if it has none.
     beside: Outbound | None
 
@@ -252,7 +254,7 @@ class Exchange(Protocol):
     def prefilled(self, answer: Answer, events: Sequence[Event] | None, now: float) -> bytes:
         """The prefill worker's whole answer, and its `events` if it is a stream of them; return as `feed`.
 
-        Sets `end` if it is an error. Raises `CannotComplete`.
+        Sets `end` if it is an error, also if there was one already. Raises `CannotComplete`.
         """
 
     def stall_allowance(self) -> float:

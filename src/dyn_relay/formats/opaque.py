@@ -18,6 +18,7 @@ class OpaqueExchange:
     attempt_tokens = 0
     cached_tokens: int | None = None
     detail = ""
+    accuses = False
 
     #: Nobody can name it, so nobody can abort it but by leaving.
     rid = ""

@@ -20,7 +20,7 @@ from dyn_relay.net import ConnectFailed, ConnectionBroken, Ended
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
 from dyn_relay.relay.failure import Failure, Kind, Phase
-from dyn_relay.relay.leg import Leg
+from dyn_relay.relay.leg import HANDOVER_GRACE, Leg
 from dyn_relay.relay.orders import ask
 from dyn_relay.relay.reader import AnswerReader
 from dyn_relay.relay.sending import dial, read_tail, send
@@ -290,12 +290,30 @@ class Attempt:
         rest = reader.beside(leg.answer, leg.events)
         if rest:
             await self._downstream.send(rest)
-        end = exchange.end
-        if reader.done and end in _KINDS:
-            self._spoken_beside = True
-            kind = self._kind(end, leg.answer.status)
-            return Failure(kind, Phase.ANSWERED, leg.target.id, f"prefill: {exchange.detail}")
-        return None
+        return self._failed_beside(leg, leg.answer.status) if reader.done and exchange.end in _KINDS else None
+
+    async def _accused(self, leg: Leg, reader: AnswerReader) -> Failure:
+        """Decode says that it cannot find the prefill worker, or has lost it. Raises `ClientGone`, `CannotComplete`.
+
+        It says so also if somebody aborts everything; then the prefill worker says that it was aborted.
+        """
+        exchange, phase, words = self._exchange, self._phase(reader), f"decode: {self._exchange.detail}"
+        with trio.move_on_after(HANDOVER_GRACE):
+            await unless_gone(self._client, leg.finished.wait)
+        if leg.answer is not None and not self._joined:
+            exchange.prefilled(leg.answer, leg.events, trio.current_time())
+            if exchange.end is not End.FAILED:
+                return self._failed_beside(leg, leg.answer.status)
+        return Failure(Kind.FAILED, phase, leg.target.id, words)
+
+    def _failed_beside(self, leg: Leg, status: int) -> Failure:
+        """The prefill worker has answered with an error."""
+        exchange = self._exchange
+        assert exchange.end is not None
+        self._spoken_beside = True
+        kind = self._kind(exchange.end, status)
+        who = self._target if exchange.accuses else leg.target
+        return Failure(kind, Phase.ANSWERED, who.id, f"prefill: {exchange.detail}")
 
     async def _ask(self, question: Outbound, reader: AnswerReader, headers: Headers) -> Failure | None:
         """Ask the worker what the format must know before it takes more. Raises `ClientGone`, `CannotComplete`."""
@@ -356,6 +374,8 @@ class Attempt:
                 await self._downstream.send(rest)
         if reader.done:
             end = self._exchange.end
+            if end is End.FAILED and self._exchange.accuses and self._leg is not None:
+                return await self._accused(self._leg, reader)
             if end in _KINDS:
                 kind = self._kind(end, reader.response.status)
                 return self._failure(kind, self._phase(reader), self._exchange.detail)

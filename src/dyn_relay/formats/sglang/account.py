@@ -64,6 +64,7 @@ class Account:
         self.cached_tokens: int | None = None
         self.end: End | None = None
         self.detail = ""
+        self.accuses = False
         #: Changes if the worker's answers turn out not to be continuable.
         self.verdict = Verdict(request.unreadable)
         self._request = request
@@ -107,14 +108,17 @@ class Account:
         self._stop(End.REFUSED, f"weight_version {version}, by --weight-version-policy {policy.text}")
         return False
 
-    def _stop(self, end: End, detail: str) -> None:
-        self.end, self.detail = end, detail
+    def _stop(self, end: End, detail: str, *, accuses: bool = False) -> None:
+        self.end, self.detail, self.accuses = end, detail, accuses
+
+    def _stop_with(self, found: Fault) -> None:
+        self._fault = found
+        self._stop(found.end(self.attempt_tokens), found.message, accuses=found.accuses)
 
     def _fail(self, found: Fault, data: bytes, whole: bytes) -> None:
         if self._finished:
             return  # as in `_account`; for `_blind`
-        self._fault = found
-        self._stop(found.end(self.attempt_tokens), found.message)
+        self._stop_with(found)
         self._held = self._renamed(whole, data)
 
     def _renamed(self, whole: bytes, data: bytes) -> bytes:

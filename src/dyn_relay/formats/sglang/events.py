@@ -91,9 +91,21 @@ BUSY_MESSAGES = (
 )
 
 
+_ABORTED = r"KVTransferError\(bootstrap_room=-?\d+\): Aborted by AbortReq\.?$"
 #: How 0.5.23 says that a leg of a pair was aborted on somebody's wish before its cache was handed over: as a 500
-#: (disaggregation/{prefill,decode}.py).
-_HANDOVER_ABORTED = re.compile(r"KVTransferError\(bootstrap_room=-?\d+\): Aborted by AbortReq\.?$")
+#: (disaggregation/{prefill,decode}.py). In a handshake decode says so also of itself, after it has looked for the
+#: prefill worker's bootstrap server in vain, 15 times (decode.py:1217).
+_HANDOVER_ABORTED = re.compile(rf"(?!Decode handshake failed).*{_ABORTED}", re.DOTALL)
+#: How it says that the other leg's worker is lost, or to blame (disaggregation/common/conn.py, mooncake/conn.py). A leg
+#: that was told of a failure, and not why, has not caused it.
+_OTHERS_FAULT = re.compile(
+    rf"Decode handshake failed.*{_ABORTED}"
+    r"|.*KVTransferError\(.*("
+    r"Lost connection with prefill instance|Prefill server with bootstrap_addr|Failed to get kvcache from prefill"
+    r"|Could not fetch (bootstrap info for|prefill parallel info)|Timed out waiting for prefill completion"
+    r"|in KVPoll\.(WaitingForInput|Bootstrapping)|Decode instance could be dead|an unknown reason from another rank)",
+    re.DOTALL,
+)
 
 
 class Kind(enum.Enum):
@@ -111,13 +123,18 @@ class Fault(msgspec.Struct, frozen=True):
     code: int
     message: str
 
+    @property
+    def accuses(self) -> bool:
+        """Of a leg of a pair: it says that the other one's worker is at fault."""
+        return self.code == 500 and _OTHERS_FAULT.match(self.message) is not None
+
     def end(self, tokens: int) -> End:
         """What it does to an attempt that had generated `tokens`."""
         if self.code == 429 and tokens == 0:
             return End.BUSY  # what stands before an engine says so
         if 400 <= self.code < 500:
             return End.REFUSED
-        if self.code == 500 and _HANDOVER_ABORTED.search(self.message):
+        if self.code == 500 and _HANDOVER_ABORTED.match(self.message):
             return End.INTERRUPTED
         if self.code == 503 and tokens == 0 and self.message.startswith(BUSY_MESSAGES):
             return End.BUSY

@@ -201,10 +201,8 @@ class SglangExchange(Reader):
             self._stop(End.GARBAGE, f"the prefill worker's answer: {exc}")
             return b""
         if found is not None:
-            self._fault = found
-            self._stop(found.end(self.attempt_tokens), found.message)
-            return b""
-        return self._read(held, now)
+            self._stop_with(found)
+        return b"" if self.end is not None else self._read(held, now)
 
     def stall_allowance(self) -> float:
         """Seconds that the asked-for cadence explains."""
@@ -251,8 +249,8 @@ class SglangExchange(Reader):
     def _refused(self, answer: Answer) -> None:
         self._whole = answer
         message = _message(answer.body)
-        self.detail = message[:_LINE]
-        self.end = Fault(answer.status, message).end(0)
+        found = Fault(answer.status, message)
+        self._stop(found.end(0), message[:_LINE], accuses=found.accuses)
         if answer.status == 503 and (self.streaming or self.verdict.migratable):
             self.end = End.BUSY  # a stream has its status before its first token, whatever the words
 

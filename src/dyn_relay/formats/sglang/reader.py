@@ -60,7 +60,7 @@ class Reader(Account):
     def _begin(self, attempt: Attempt) -> None:
         self._attempt, self._settled = attempt, False
         self.attempt_tokens = 0
-        self.end, self.detail, self._held, self._fault = None, "", b"", None
+        self.end, self.detail, self.accuses, self._held, self._fault = None, "", False, b"", None
         self._finished = self._aborted = False
         if not self.verdict.migratable:
             self._take = self._blind
