@@ -1,4 +1,4 @@
-"""Fleets of pairs: roles, who is misplaced, drains, poison, and what happens without prefill workers."""
+"""Fleets of pairs: roles, who is misplaced, drains, and what happens without prefill workers."""
 
 from __future__ import annotations
 
@@ -239,23 +239,6 @@ async def test_whoever_is_left_goes_back_to_its_own_part_alone(autojump_clock, s
         death.verify()
         assert {one["prefill"] for row in w.rows for one in row["attempts"]} == {prefill}
         assert sum(b"no_survivor" in answer.body for answer in answers) == 1
-
-
-@BOTH
-async def test_poison_that_kills_prefill_workers(autojump_clock, stream):
-    """Who computes the prompt dies of it: one more prefill worker is risked, then the request is refused."""
-    plans = [FaultPlan.of(faults.Fault(faults.AT_BOOTSTRAP, KILL_WORKER)) for _ in range(4)]
-    async with pairs(prefill=plans, policy="round_robin", migration_limit=9) as w:
-        response = await w.ask(generate(stream=stream))
-        assert response.status == 502
-        assert response.json()["reason"] == "suspected_poison"
-        assert sum(not worker.alive for worker in w.prefills) == 2
-        assert all(worker.alive for worker in w.decodes)
-        again = await w.ask(generate(stream=stream))
-        assert again.json()["reason"] == "suspected_poison"
-        assert sum(not worker.alive for worker in w.prefills) == 2
-        await w.quiet()
-        assert len(w.app.rooms) == 0
 
 
 @BOTH

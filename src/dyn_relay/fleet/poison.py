@@ -13,14 +13,15 @@ The relay needs four calls (nothing may be awaited between 1 and 2)::
 
     worker = fleet.choose_now(fingerprint, exclude, accept)               # 1: raises SuspectedPoison: answer 502;
                                                                           # NotYet: await fleet.changed(), again
-    with fleet.lease(worker), fleet.trial(worker, fingerprint, proven=proven) as trial:   # 2
+    with fleet.lease(worker), fleet.trial(worker, fingerprint=fingerprint, proven=proven) as trial:   # 2
         ...
         trial.token()                                                     # 3: at the attempt's first token
         ...
         finding = trial.died()                                            # 4: its worker died before the first token
 
 `died` is about the worker, not the connection: after a cut, `await fleet.lives(worker)` tells whether it still answers.
-A finding other than CONVICTED lets the request go on, by choosing again after the `with` block.
+A finding other than CONVICTED lets the request go on, by choosing again after the `with` block. An attempt at a pair of
+workers is on trial at both, and either may die of it.
 
 Suspects wait for each other, so their turns are kept short: only a share of the workers tries them, and other requests
 avoid these meanwhile, so that a suspect does not queue behind newer traffic.
@@ -33,7 +34,7 @@ share their fate.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -146,26 +147,28 @@ class Probation:
         """Is a suspect on probation there?"""
         return worker in self._on_worker
 
-    def trial(self, worker: str, fingerprint: bytes, *, proven: bool = False) -> Trial:
+    def trial(self, workers: Sequence[str], fingerprint: bytes, *, proven: bool = False) -> Trial:
         """An attempt's place in this. `proven`: an earlier attempt of the request gave tokens."""
-        return Trial(self, worker, fingerprint, proven)
+        return Trial(self, workers, fingerprint, proven)
 
     def begin(self, trial: Trial) -> None:
         """Take note of an attempt. Raises `RuntimeError` if a suspect goes where it may not."""
         if trial.proven:
             return
         trial.suspect = self.register.suspicion(trial.fingerprint) > 0
-        if trial.suspect and not self.may_begin(trial.fingerprint, trial.worker):
+        if trial.suspect and not all(self.may_begin(trial.fingerprint, worker) for worker in trial.workers):
             raise RuntimeError("a suspect must not share: nothing may be awaited between choose_now() and trial()")
-        others = self._tokenless.setdefault(trial.worker, set())
-        others.add(trial)
+        for worker in trial.workers:
+            others = self._tokenless.setdefault(worker, set())
+            if trial.suspect:
+                self._on_worker[worker] = trial
+                for other in others:
+                    other.beside[worker] = trial
+            elif worker in self._on_worker:
+                trial.beside[worker] = self._on_worker[worker]
+            others.add(trial)
         if trial.suspect:
-            self._on_worker[trial.worker] = trial
             self._on_trial.add(trial.fingerprint)
-            for other in others - {trial}:
-                other.beside = trial
-        else:
-            trial.beside = self._on_worker.get(trial.worker)
 
     def pass_(self, trial: Trial) -> None:
         """Its first token is there: it is no poison."""
@@ -176,13 +179,14 @@ class Probation:
         if self.register.clear(trial.fingerprint):
             self._event("cleared")
             self._changed()
-        for other in self._tokenless.get(trial.worker, ()):
-            if other.beside is trial:
-                other.beside = None  # if the worker dies now, it was not this one
+        for worker in trial.workers:
+            for other in self._tokenless.get(worker, ()):
+                if other.beside.get(worker) is trial:
+                    del other.beside[worker]  # if the worker dies now, it was not this one
 
-    def death(self, trial: Trial) -> Finding:
+    def death(self, trial: Trial, worker: str) -> Finding:
         """The rule at the top of this file."""
-        if trial.proven or trial.beside is not None:
+        if trial.proven or worker in trial.beside:
             finding = Finding.INNOCENT
         elif self.register.suspect(trial.fingerprint, alone=trial.suspect):
             finding = Finding.CONVICTED
@@ -190,18 +194,22 @@ class Probation:
             finding = Finding.SUSPECT
         self._event(finding.value)
         if finding is Finding.CONVICTED:
-            log.error("request convicted of killing workers", worker=trial.worker, fingerprint=trial.fingerprint.hex())
+            log.error("request convicted of killing workers", worker=worker, fingerprint=trial.fingerprint.hex())
         return finding
 
     def end(self, trial: Trial) -> None:
         """The attempt is over, or has passed."""
-        tokenless = self._tokenless.get(trial.worker)
-        if tokenless is not None:
-            tokenless.discard(trial)
-            if not tokenless:
-                del self._tokenless[trial.worker]
-        if self._on_worker.get(trial.worker) is trial:
-            del self._on_worker[trial.worker]
+        tried = False
+        for worker in trial.workers:
+            tokenless = self._tokenless.get(worker)
+            if tokenless is not None:
+                tokenless.discard(trial)
+                if not tokenless:
+                    del self._tokenless[worker]
+            if self._on_worker.get(worker) is trial:
+                del self._on_worker[worker]
+                tried = True
+        if tried:
             self._on_trial.discard(trial.fingerprint)
             self._changed()
 
@@ -209,18 +217,19 @@ class Probation:
 class Trial:
     """One attempt's part in `Probation`; a context manager around the attempt."""
 
-    __slots__ = ("_probation", "beside", "fingerprint", "proven", "suspect", "worker")
+    __slots__ = ("_probation", "beside", "fingerprint", "proven", "suspect", "workers")
 
-    def __init__(self, probation: Probation, worker: str, fingerprint: bytes, proven: bool) -> None:
+    def __init__(self, probation: Probation, workers: Sequence[str], fingerprint: bytes, proven: bool) -> None:
         self._probation = probation
-        self.worker = worker
+        #: Ids of those that it is at.
+        self.workers = workers
         self.fingerprint = fingerprint
         #: Cannot be poison: a token came, in this attempt or before.
         self.proven = proven
         #: On probation.
         self.suspect = False
-        #: The suspect that is, or was until it ended without a token, on probation beside it.
-        self.beside: Trial | None = None
+        #: The suspect that is, or was until it ended without a token, on probation beside it, by worker.
+        self.beside: dict[str, Trial] = {}
 
     def __enter__(self) -> Trial:
         self._probation.begin(self)
@@ -235,6 +244,6 @@ class Trial:
         """The attempt's first token is there. Further calls do nothing."""
         self._probation.pass_(self)
 
-    def died(self) -> Finding:
-        """The attempt's worker died. To be called once, inside the `with` block."""
-        return self._probation.death(self)
+    def died(self, worker: str | None = None) -> Finding:
+        """One of the attempt's workers died, None: its only one. To be called once, inside the `with` block."""
+        return self._probation.death(self, self.workers[0] if worker is None else worker)

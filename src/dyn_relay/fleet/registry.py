@@ -296,9 +296,14 @@ class Fleet:
             target.worker.breaker.trial = lease
         return lease
 
-    def trial(self, worker: Worker, fingerprint: bytes, *, proven: bool = False) -> Trial:
-        """The attempt's part in finding poison: `with fleet.trial(worker, fingerprint) as trial:`."""
-        return self._probation.trial(worker.id, fingerprint, proven=proven)
+    def may_try(self, fingerprint: bytes, worker: Worker) -> bool:
+        """Might the request, chosen for the worker, be tried there still, after something was awaited?"""
+        register = self._probation.register
+        return not register.suspicion(fingerprint) or self._probation.may_begin(fingerprint, worker.id)
+
+    def trial(self, *workers: Worker, fingerprint: bytes, proven: bool = False) -> Trial:
+        """The attempt's part in finding poison: `with fleet.trial(worker, fingerprint=fingerprint) as trial:`."""
+        return self._probation.trial([worker.id for worker in workers], fingerprint, proven=proven)
 
     # -- evidence
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -35,6 +35,11 @@ class Pair(NamedTuple):
     target: Target
     #: Who computes the prompt for it, if another worker does.
     prefill: Target | None
+
+    @property
+    def workers(self) -> Sequence[Worker]:
+        """Those that may die of the request."""
+        return [self.target.worker] if self.prefill is None else [self.target.worker, self.prefill.worker]
 
 
 class Choice:
@@ -100,18 +105,25 @@ class Choice:
             return self._single(await self._choose(self.candidates))
         while alone is None or not prefills.dead:
             target = await self._choose(self.candidates)
-            # Last: whoever computes the prompt dies of it, and nothing may come between choice and trial.
             prefill = await self._choose(prefills) if target is not None else None
             if prefill is not None and target is not None:
-                if target.worker in self._context.fleet.workers:
+                if self._still(target):
                     return Pair(target, prefill)
-                continue  # it has left while the other one was chosen
+                continue
             if alone is None or not await self.wait(prefills.gone):
                 return None
             break
         assert alone is not None
         self.candidates = alone
         return self._single(await self._choose(alone))
+
+    def _still(self, target: Target) -> bool:
+        """It has not left, or begun to try another suspect, while the other one was chosen."""
+        fleet = self._context.fleet
+        suspected = fleet.wary and not self.proven
+        return target.worker in fleet.workers and (
+            not suspected or fleet.may_try(self._exchange.fingerprint(), target.worker)
+        )
 
     @staticmethod
     def _single(target: Target | None) -> Pair | None:

@@ -212,10 +212,9 @@ class LogicalRequest:
         rank = choice.candidates.rank(target)
         fingerprint = exchange.fingerprint() if fleet.wary else b""
         lease = fleet.lease(target, exchange.generations, lambda: exchange.prompt_tokens + exchange.delivered)
-        suspected = (pair.prefill or target).worker  # who computes the prompt dies of it
         with (
             lease,
-            fleet.trial(suspected, fingerprint, proven=choice.proven) as trial,
+            fleet.trial(*pair.workers, fingerprint=fingerprint, proven=choice.proven) as trial,
             beside(context, exchange, choice, pair) as leg,
         ):
 
@@ -259,14 +258,14 @@ class LogicalRequest:
             if failure.kind is Kind.BUSY:
                 fleet.full(blamed, attempt.retry_after)
             if self._suspicious(failure, record):
-                await self._investigate(attempt, trial, suspected)
+                await self._investigate(trial, blamed.worker)
         return failure
 
-    async def _investigate(self, attempt: Attempt, trial: Trial, suspected: Worker) -> None:
+    async def _investigate(self, trial: Trial, suspected: Worker) -> None:
         """The attempt failed before its first token: did its worker die of it? Raises `SuspectedPoison`."""
         if not await unless_gone(self._client, partial(self._context.fleet.lives, suspected)):
             trial.fingerprint = self._exchange.fingerprint()
-            if trial.died() is Finding.CONVICTED:
+            if trial.died(suspected.id) is Finding.CONVICTED:
                 self._leave()
                 raise SuspectedPoison
 

@@ -53,7 +53,7 @@ class World:
 
     async def attempt(self, worker: Worker, fingerprint: bytes) -> Finding | None:
         died = self.died[worker.id]
-        with claim(self.fleet, worker), self.fleet.trial(worker, fingerprint) as trial:
+        with claim(self.fleet, worker), self.fleet.trial(worker, fingerprint=fingerprint) as trial:
             if trial.suspect:
                 self.on_trial[worker.id] = self.on_trial.get(worker.id, 0) + 1
                 self.busiest = max(self.busiest, self.on_trial[worker.id])
@@ -138,9 +138,13 @@ async def test_beside_a_suspect_everybody_is_innocent() -> None:
     """A worker dies under a suspect on probation: those that joined before and after it are not blamed."""
     fleet = make_fleet(urls=URLS)
     w1, w2, *_ = ready(fleet)
-    with fleet.trial(w1, b"P") as trial:
+    with fleet.trial(w1, fingerprint=b"P") as trial:
         assert trial.died() is Finding.SUSPECT
-    with fleet.trial(w2, b"before") as before, fleet.trial(w2, b"P") as suspect, fleet.trial(w2, b"after") as after:
+    with (
+        fleet.trial(w2, fingerprint=b"before") as before,
+        fleet.trial(w2, fingerprint=b"P") as suspect,
+        fleet.trial(w2, fingerprint=b"after") as after,
+    ):
         assert before.died() is Finding.INNOCENT
         assert suspect.died() is Finding.CONVICTED
         assert after.died() is Finding.INNOCENT
@@ -150,11 +154,11 @@ async def test_beside_a_suspect_everybody_is_innocent() -> None:
 async def test_who_had_tokens_is_never_blamed() -> None:
     fleet = make_fleet(urls=URLS)
     w1, *_ = ready(fleet)
-    with fleet.trial(w1, b"A") as trial:
+    with fleet.trial(w1, fingerprint=b"A") as trial:
         trial.token()
         trial.token()
         assert trial.died() is Finding.INNOCENT
-    with fleet.trial(w1, b"B", proven=True) as trial:
+    with fleet.trial(w1, fingerprint=b"B", proven=True) as trial:
         assert trial.died() is Finding.INNOCENT
     for name in (b"A", b"B"):
         assert await choose(fleet, name, frozenset()) is not None
@@ -164,11 +168,11 @@ async def test_a_proven_copy_of_a_suspect_shares_its_worker() -> None:
     """It has given tokens before, so it neither waits nor is on probation; nor does its end free the worker."""
     fleet = make_fleet(urls=URLS[:2])
     w1, w2 = ready(fleet)
-    with fleet.trial(w1, b"G") as trial:
+    with fleet.trial(w1, fingerprint=b"G") as trial:
         trial.died()
-    with fleet.trial(w2, b"G") as suspect:
+    with fleet.trial(w2, fingerprint=b"G") as suspect:
         assert await choose(fleet, b"G", {w1.id}, proven=True) is w2
-        with fleet.trial(w2, b"G", proven=True) as proven:
+        with fleet.trial(w2, fingerprint=b"G", proven=True) as proven:
             assert not proven.suspect
             proven.token()
         assert suspect.died() is Finding.CONVICTED
@@ -178,9 +182,9 @@ async def test_a_suspect_that_passed_does_not_excuse_others() -> None:
     """Probation is over at the first token; who dies without one after that is a suspect."""
     fleet = make_fleet(urls=URLS)
     w1, w2, *_ = ready(fleet)
-    with fleet.trial(w1, b"S") as trial:
+    with fleet.trial(w1, fingerprint=b"S") as trial:
         trial.died()
-    with fleet.trial(w2, b"S") as passing, fleet.trial(w2, b"B") as other:
+    with fleet.trial(w2, fingerprint=b"S") as passing, fleet.trial(w2, fingerprint=b"B") as other:
         passing.token()
         assert other.died() is Finding.SUSPECT
 
@@ -189,7 +193,7 @@ async def test_a_suspect_waits_for_a_worker_of_its_own() -> None:
     fleet = make_fleet(urls=URLS[:2])
     w1, w2 = ready(fleet)
     for name in (b"A", b"B"):
-        with fleet.trial(w1, name) as trial:
+        with fleet.trial(w1, fingerprint=name) as trial:
             trial.died()
     chosen: list[Worker | None] = []
 
@@ -197,7 +201,7 @@ async def test_a_suspect_waits_for_a_worker_of_its_own() -> None:
         chosen.append(await choose(fleet, b"B", {w1.id}))
 
     async with trio.open_nursery() as nursery:
-        with fleet.trial(w2, b"A") as trial:
+        with fleet.trial(w2, fingerprint=b"A") as trial:
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
             assert chosen == []
@@ -213,14 +217,14 @@ async def test_a_waiting_suspect_gets_a_worker_that_joins() -> None:
     fleet = make_fleet(urls=URLS[:1])
     (w1,) = ready(fleet)
     for name in (b"A", b"B"):
-        with fleet.trial(w1, name) as trial:
+        with fleet.trial(w1, fingerprint=name) as trial:
             trial.died()
     chosen: list[Worker | None] = []
 
     async def wait() -> None:
         chosen.append(await choose(fleet, b"B"))
 
-    with fleet.trial(w1, b"A"):
+    with fleet.trial(w1, fingerprint=b"A"):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
@@ -237,7 +241,7 @@ async def test_a_waiting_suspect_gets_a_worker_that_joins() -> None:
 async def test_a_waiting_suspect_is_told_of_its_conviction() -> None:
     fleet = make_fleet(urls=URLS[:2])
     w1, w2 = ready(fleet)
-    with fleet.trial(w1, b"P") as trial:
+    with fleet.trial(w1, fingerprint=b"P") as trial:
         trial.died()
     async with trio.open_nursery() as nursery:
 
@@ -245,7 +249,7 @@ async def test_a_waiting_suspect_is_told_of_its_conviction() -> None:
             with pytest.raises(SuspectedPoison):
                 await choose(fleet, b"P")
 
-        with fleet.trial(w2, b"P") as trial:
+        with fleet.trial(w2, fingerprint=b"P") as trial:
             nursery.start_soon(wait)
             await trio.testing.wait_all_tasks_blocked()
             assert trial.died() is Finding.CONVICTED
@@ -254,7 +258,7 @@ async def test_a_waiting_suspect_is_told_of_its_conviction() -> None:
 async def test_no_worker_left_for_a_suspect() -> None:
     fleet = make_fleet(urls=URLS[:1])
     (w1,) = ready(fleet)
-    with fleet.trial(w1, b"P") as trial:
+    with fleet.trial(w1, fingerprint=b"P") as trial:
         trial.died()
     assert await choose(fleet, b"P", {w1.id}) is None
 
@@ -263,9 +267,13 @@ async def test_awaiting_between_choose_and_trial_is_found_out() -> None:
     fleet = make_fleet(urls=URLS)
     w1, w2, *_ = ready(fleet)
     for name in (b"A", b"B"):
-        with fleet.trial(w1, name) as trial:
+        with fleet.trial(w1, fingerprint=name) as trial:
             trial.died()
-    with fleet.trial(w2, b"A"), pytest.raises(RuntimeError, match="between choose_now"), fleet.trial(w2, b"B"):
+    with (
+        fleet.trial(w2, fingerprint=b"A"),
+        pytest.raises(RuntimeError, match="between choose_now"),
+        fleet.trial(w2, fingerprint=b"B"),
+    ):
         pass
 
 
@@ -323,7 +331,7 @@ def test_no_probation_outlives_its_attempt(steps: list[tuple[str, int]]) -> None
             name, worker = b"%d" % (n // 2), f"w{n % 2}"
             if poison.convicted(name) or (poison.suspicion(name) and not probation.may_begin(name, worker)):
                 continue
-            live[n] = probation.trial(worker, name).__enter__()
+            live[n] = probation.trial([worker], name).__enter__()
         elif trial is not None and step == "token":
             trial.token()
         elif trial is not None and step == "died":
@@ -341,9 +349,9 @@ async def test_other_requests_leave_a_suspects_worker_alone() -> None:
     """The suspects behind it wait for its first token, so its worker's queue must run empty."""
     fleet = make_fleet(urls=URLS[:2])
     w1, w2 = ready(fleet)
-    with fleet.trial(w1, b"A") as trial:
+    with fleet.trial(w1, fingerprint=b"A") as trial:
         trial.died()
-    with fleet.trial(w2, b"A"):
+    with fleet.trial(w2, fingerprint=b"A"):
         assert [picked(fleet) for _ in range(4)] == [w1] * 4
         assert picked(fleet, {w1.id}) is w2  # but better there than nowhere
     assert {picked(fleet), picked(fleet)} == {w1, w2}
