@@ -106,9 +106,9 @@ MUTANTS = (
     ),
     Mutant(
         "a lost attempt's worker is not told",
-        "relay/request.py",
-        "        if attempt is None or not attempt.sent or not attempt.rid or",
-        "        if True or",
+        "relay/farewell.py",
+        "    if attempt is None or not attempt.sent or not attempt.rid or",
+        "    if True or",
     ),
     Mutant(
         "a failed worker is no suspect",

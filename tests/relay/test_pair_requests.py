@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+import trio
 
 from dyn_testkit.faults import KILL_WORKER, FaultPlan, at_token
 from dyn_testkit.oracle import Oracle, differences, fold
@@ -105,11 +106,13 @@ async def test_samples_that_are_split(autojump_clock):
 
 
 @BOTH
-@pytest.mark.parametrize("name", ["bootstrap_host", "bootstrap_port", "bootstrap_room"])
+@pytest.mark.parametrize("name", ["bootstrap_host", "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank"])
 async def test_a_clients_bootstrap_field_is_refused(autojump_clock, stream, name):
     """I1: a room that is used twice crashes both schedulers."""
     async with pairs() as w:
-        value: Any = {"bootstrap_host": "p1", "bootstrap_port": 8998, "bootstrap_room": 5}[name]
+        value: Any = {"bootstrap_host": "p1", "bootstrap_port": 8998, "bootstrap_room": 5, "disagg_prefill_dp_rank": 0}[
+            name
+        ]
         response = await w.ask(generate(stream=stream, **{name: value}))
         error = (response.values()[0] if stream else response.json())["error"]
         assert response.status == (200 if stream else 400)
@@ -227,6 +230,62 @@ async def test_a_rank_that_the_client_names(autojump_clock, stream, aware, rank)
             assert judged(await w.ask(body), body, ORACLE) == []
         assert sent(w, "routed_dp_rank") == ([rank] * 4, [rank] * 4)
         assert sent(w, "disagg_prefill_dp_rank")[1] == [rank] * 4
+
+
+@BOTH
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("protected", [True, False])
+async def test_a_rank_that_the_client_names_at_another_pair(autojump_clock, stream, rank, protected):
+    """What goes out as it came names it again, and so decode must be told again."""
+    config: dict[str, Any] = {"options": WorkerOptions(dp_size=2), "policy": "round_robin"}
+    async with pairs(prefill=[None, None], decode=[None, None], **config) as w:
+        w.decodes[0].scheduler.full = True
+        for _ in range(6):
+            sampling = {} if protected else {"frequency_penalty": 0.5}
+            body = generate(4, stream=stream, routed_dp_rank=rank, sampling=sampling)
+            with trio.fail_after(60):
+                assert judged(await w.ask(body), body, ORACLE) == []
+
+
+@BOTH
+@pytest.mark.parametrize("given", [{"bootstrap_room": 7}, {"bootstrap_host": "p1"}, {"bootstrap_port": 8998}], ids=str)
+async def test_what_a_trusted_client_leaves_out_is_ours(autojump_clock, stream, given):
+    async with pairs(trust_client_bootstrap=True, prefill=[None], decode=[None]) as w:
+        body = generate(stream=stream, **given)
+        assert judged(await w.ask(body), body, ORACLE) == []
+
+
+@BOTH
+async def test_a_trusted_clients_room_that_is_in_use(autojump_clock, stream):
+    """It would kill both workers: the second request gets another one."""
+    options = WorkerOptions(tick=0.5)
+    async with pairs(trust_client_bootstrap=True, prefill=[None], decode=[None], options=options) as w:
+        bodies = [generate(4, stream=stream, bootstrap_room=7, input_ids=[number, 1]) for number in range(3)]
+        wrong: list[list[str]] = []
+
+        async def client(body: dict[str, Any]) -> None:
+            wrong.append(judged(await w.ask(body), body, ORACLE))
+
+        async with trio.open_nursery() as clients:
+            for body in bodies:
+                clients.start_soon(client, body)
+        assert wrong == [[]] * 3
+        assert w.prefills[0].rooms.count(7) == 1
+        assert len(set(w.prefills[0].rooms)) == 3
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("prompts", "room"), [(1, 0), (1, MOST + 1), (1, 1.5), (1, "7"), (1, True), (2, [11, 11]), (2, [11]), (2, 11)]
+)
+async def test_a_trusted_clients_room_that_would_crash_or_hang(autojump_clock, stream, prompts, room):
+    """400 with the field's name, and no worker sees it."""
+    async with pairs(trust_client_bootstrap=True) as w:
+        ids = [5, 6] if prompts == 1 else [[5, 6]] * prompts
+        response = await w.ask(generate(stream=stream, input_ids=ids, bootstrap_room=room))
+        assert b"bootstrap_room" in response.body
+        assert b'"code":400' in response.body or response.status == 400
+        assert [worker.generates for worker in w.workers] == [[]] * 4
 
 
 async def test_bytes_of_the_decode_worker_pass(autojump_clock):

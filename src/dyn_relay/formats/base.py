@@ -257,6 +257,12 @@ class Exchange(Protocol):
         Sets `end` if it is an error, also if there was one already. Raises `CannotComplete`.
         """
 
+    def refers(self, answer: Answer, events: Sequence[Event] | None) -> bool:
+        """Is the prefill worker's answer an error of which the decode worker may say more?"""
+
+    def mismatch(self, decode: Traits, prefill: Traits) -> str:
+        """Why two workers with these traits can be no pair for the next attempt, in a word or two; "" if they can."""
+
     def stall_allowance(self) -> float:
         """Seconds of silence that the current attempt's cadence explains, on top of the relay's own limit."""
 

@@ -63,6 +63,12 @@ class OpaqueExchange:
     def prefilled(self, answer: Answer, events: Sequence[Event] | None, now: float) -> bytes:
         raise NotImplementedError  # nothing is sent beside it
 
+    def refers(self, answer: Answer, events: Sequence[Event] | None) -> bool:
+        return False
+
+    def mismatch(self, decode: Traits, prefill: Traits) -> str:
+        return ""
+
     def stall_allowance(self) -> float:
         return 0.0
 

@@ -69,3 +69,5 @@ class Pairing:
     rank: int | None
     #: Draws a number, 1 to 2**63 - 1, that no live attempt has.
     room: Callable[[], int]
+    #: Takes this one, a client's, unless a live attempt has it: then False.
+    claim: Callable[[int], bool]

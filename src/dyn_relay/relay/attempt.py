@@ -95,7 +95,9 @@ class Attempt:
     @property
     def in_stream(self) -> bool:
         """The answer is, or was to be, a stream of events."""
-        return self.reader is not None and self.reader.reading is Reading.EVENTS and not self._spoken_beside
+        if self._spoken_beside and self._leg is not None:
+            return self._leg.events is not None
+        return self.reader is not None and self.reader.reading is Reading.EVENTS
 
     @property
     def paired(self) -> bool:
@@ -191,10 +193,15 @@ class Attempt:
         self, leg: Leg, beside: Outbound, upstream: Upstream, outbound: Outbound, headers: Headers
     ) -> Failure | None:
         """`_converse`, while the prefill worker is at work; what it is still at when that ends, it is to drop."""
+
+        def over() -> None:
+            leg.defers = leg.answer is not None and self._exchange.refers(leg.answer, leg.events)
+            self._reading.cancel()
+
         failure: Failure | None = None
         errors: list[Exception] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(leg.run, beside, headers, lambda: self._reading.cancel())
+            nursery.start_soon(leg.run, beside, headers, over)
             try:
                 failure = await self._converse(upstream, outbound, headers)
             except Exception as exc:  # carried out of the nursery as it is
@@ -240,50 +247,61 @@ class Attempt:
         """
         relay = self._context.network.relay
         silence = Silence(self._context.config, self._exchange, self._sent_at, alone=self._leg is None)
+        exchange = self._exchange
         while True:
-            ended: Ended | None = None
-            if self._leg is not None and not self._joined and self._may_join(self._leg):
-                failure = await self._join(self._leg, reader, silence)
-                if failure is not None:
-                    return failure
-                ended = Ended.DONE if reader.done else None
-            while self._exchange.question is not None:
-                unanswered = await self._ask(self._exchange.question, reader, headers)
-                if unanswered is not None:
-                    return unanswered
-                ended = Ended.DONE if reader.done else None
-            if ended is not None:
-                return await self._ended(ended, upstream, reader)
+            if reader.done and exchange.question is None and not exchange.waits_for_prefill:
+                return await self._ended(Ended.DONE, upstream, reader)
             may_part, self._parting = self._parting, None
             if may_part is not None and may_part():
                 return self._failure(Kind.MOVED, self._phase(reader), "")
+            if self._leg is not None and self._may_join(self._leg):
+                failure = await self._join(self._leg, reader, silence)
+                if failure is not None:
+                    return failure
+                continue
+            if exchange.question is not None:
+                unanswered = await self._ask(exchange.question, reader, headers)
+                if unanswered is not None:
+                    return unanswered
+                continue
             due = min(silence.deadline(reader), math.inf if self._leg is None or self._joined else self._leg.decided_at)
+            ended: Ended | None = None
             with trio.CancelScope(deadline=due) as self._reading:
                 ended = await relay(upstream.connection, self._client, reader)
             kind: Kind | None = None
-            if ended is None:
+            if ended is None and reader.done:
+                await self._downstream.send(b"")  # interrupted between the reading and the writing
+            elif ended is None:
                 ended, kind = await self._look(silence, upstream, reader)
-            if ended is Ended.DONE and (self._exchange.question is not None or self._exchange.waits_for_prefill):
-                continue
+            if reader.done and ended in (None, Ended.DONE):
+                continue  # a question, the prefill worker's word, or the end
             if ended is not None:
                 return await self._ended(ended, upstream, reader)
             if kind is not None:
                 return self._failure(kind, self._phase(reader), silence.words(kind))
 
     def _may_join(self, leg: Leg) -> bool:
+        """Is it time to take what the prefill worker has said, or says soon? Not if decode has said its last word."""
+        if self._joined or self._exchange.end is not None:
+            return False
         return self._exchange.waits_for_prefill or leg.decided_at <= trio.current_time()
 
     async def _join(self, leg: Leg, reader: AnswerReader, silence: Silence) -> Failure | None:
         """Take what the prefill worker has said. Raises `ClientGone`, `CannotComplete`."""
         exchange = self._exchange
         leg.owes.set()
-        await unless_gone(self._client, leg.finished.wait)
+        with trio.CancelScope() as self._reading:
+            await unless_gone(self._client, leg.finished.wait)
+        if not leg.finished.is_set():
+            return None  # somebody wishes the request to leave
         self._joined = True
         silence.begin(trio.current_time())
+        if exchange.attempt_tokens and not exchange.waits_for_prefill:
+            return None  # the cache was handed over, and nothing else is owed: whatever it has said is no matter
         if leg.answer is None:
-            # Once decode has given a token, the cache was handed over, and it needs nobody.
-            needless = exchange.attempt_tokens > 0 and not exchange.waits_for_prefill
-            if needless or leg.failure is None:
+            # Of an answer that is only forwarded, whole, nothing can be seen: decode will tell if it has lost prefill.
+            unseen = not exchange.streaming and not exchange.verdict.migratable and leg.lost
+            if leg.failure is None or (unseen and not exchange.waits_for_prefill):
                 return None
             silent = leg.failure.kind in (Kind.FIRST_TOKEN, Kind.STALL)
             return replace(leg.failure, beside=self._target.id) if silent else leg.failure

@@ -25,7 +25,7 @@ from dyn_relay.relay.failure import Failure, Kind, Phase
 from dyn_relay.relay.reader import MAX_WHOLE_ANSWER
 from dyn_relay.relay.rooms import Rooms
 
-#: Seconds in which decode, if it has the cache, gives its first token.
+#: Seconds in which decode, if it has the cache, gives its first token, or else says what has failed.
 HANDOVER_GRACE = 0.5
 
 
@@ -46,6 +46,8 @@ class Leg:
         self.headers: Headers = []
         #: Of an answer that is a stream.
         self.events: list[Event] | None = None
+        #: The answer is an error of which the decode worker may say more.
+        self.defers = False
         self.failure: Failure | None = None
         self._context = context
         self._lease = lease
@@ -57,7 +59,7 @@ class Leg:
     def pairing(self) -> Pairing:
         """What the format has to know of it."""
         worker = self.worker
-        return Pairing(worker.traits, worker.origin.host, self._port, self._rank, self._draw)
+        return Pairing(worker.traits, worker.origin.host, self._port, self._rank, self._draw, self._claim)
 
     @property
     def _port(self) -> int | None:
@@ -68,14 +70,25 @@ class Leg:
         self._drawn.append(room)
         return room
 
+    def _claim(self, room: int) -> bool:
+        free = self._rooms.claim(room)
+        if free:
+            self._drawn.append(room)
+        return free
+
     @property
     def decided_at(self) -> float:
         """From when on the attempt goes by what came of it, in seconds of the loop's clock; inf: not yet.
 
-        One that was lost may have handed its cache over already: then decode's first token is about to come.
+        One that was lost may have handed its cache over already: then decode's first token is about to come. Or decode
+        has failed, and is about to say why.
         """
-        lost = self.failure is not None and self.failure.kind is Kind.CUT
-        return self._finished_at + HANDOVER_GRACE * lost
+        return self._finished_at + HANDOVER_GRACE * (self.lost or self.defers)
+
+    @property
+    def lost(self) -> bool:
+        """Its connection has ended without an answer."""
+        return self.failure is not None and self.failure.kind is Kind.CUT
 
     async def run(self, outbound: Outbound, headers: Headers, over: Callable[[], None]) -> None:
         """Send it and read the answer. `over` is called when there is an answer, or a failure."""

@@ -243,7 +243,7 @@ class LogicalRequest:
             if failure is None:
                 trial.token()  # an answer that shows no tokens (opaque) clears as well
                 fleet.report(worker, True)
-                if leg is not None and leg.answer is not None:
+                if leg is not None and leg.answer is not None and leg.answer.status < 400:
                     fleet.report(leg.worker, True)
                 elif leg is not None and leg.failure is not None:
                     fleet.report(leg.worker, False, leg.failure.words, leg.failure.kind.value)

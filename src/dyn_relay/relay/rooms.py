@@ -31,6 +31,12 @@ class Rooms:
                 self._live.add(drawn)
                 return drawn
 
+    def claim(self, room: int) -> bool:
+        """Take this one, unless it is in use."""
+        free = room not in self._live
+        self._live.add(room)
+        return free
+
     def give_back(self, room: int) -> None:
         """Nobody uses it any more."""
         self._live.discard(room)

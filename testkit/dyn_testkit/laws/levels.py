@@ -123,7 +123,8 @@ class _Drive:
             return None
         prefill = self._stage.prefills[number]
         traits = await self._traits(prefill.url)
-        return Pairing(traits, prefill.host, prefill.bootstrap_port, None, lambda: next(self._rooms))
+        room, claim = (lambda: next(self._rooms)), (lambda room: True)
+        return Pairing(traits, prefill.host, prefill.bootstrap_port, None, room, claim)
 
     async def _ask(
         self, url: str, out: Outbound, number: int, beside: Outbound | None

@@ -26,8 +26,6 @@ _LEAST_INTERVAL = 32
 
 #: Worker-specific: never sent to another worker. A rank number means nothing on an engine with other ranks.
 RANKS = frozenset({"routed_dp_rank", "data_parallel_rank"})
-#: What ties a request to a pair of workers. A room that is used twice crashes both (SGLang's issue 40125).
-BOOTSTRAP = frozenset({"bootstrap_host", "bootstrap_port", "bootstrap_room"})
 #: What says where a request is to run.
 PLACES = RANKS | {"disagg_prefill_dp_rank"}
 BOUND_TO_WORKER = frozenset({"kv_hints"}) | RANKS

@@ -122,6 +122,8 @@ class Fault(msgspec.Struct, frozen=True):
 
     code: int
     message: str
+    #: It is no error: somebody has wished that it ends.
+    wished: bool = False
 
     @property
     def accuses(self) -> bool:
@@ -134,7 +136,7 @@ class Fault(msgspec.Struct, frozen=True):
             return End.BUSY  # what stands before an engine says so
         if 400 <= self.code < 500:
             return End.REFUSED
-        if self.code == 500 and _HANDOVER_ABORTED.match(self.message):
+        if self.wished or (self.code == 500 and _HANDOVER_ABORTED.match(self.message)):
             return End.INTERRUPTED
         if self.code == 503 and tokens == 0 and self.message.startswith(BUSY_MESSAGES):
             return End.BUSY

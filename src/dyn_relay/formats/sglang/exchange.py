@@ -30,7 +30,8 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.needs import needs_of
-from dyn_relay.formats.sglang.pair import Prefilled, inputs_of, legs
+from dyn_relay.formats.sglang.pair import legs
+from dyn_relay.formats.sglang.prefilled import Prefilled
 from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
@@ -163,9 +164,9 @@ class SglangExchange(Reader):
             self._take = self._take_rows
         place, self.beside = continuation.placed(traits, rank), None
         if pairing is not None:
-            inputs = () if self.delivered else inputs_of(request)
-            attempt.prefilled = Prefilled(inputs, self._ledger.replays, self._rules.codec)
-            place, prefill = legs(request, pairing, place, first=number == 0)
+            told, begun = rid if self.named or not self._as_is else "", self.delivered > 0
+            attempt.prefilled = Prefilled(request, told, self._ledger.replays, self._rules.codec, begun=begun)
+            place, prefill = legs(request, pairing, place, first=number == 0, whole=self._as_is)
             self.beside = self._outbound(pairing.traits, prefill)
         return self._outbound(traits, place)
 
@@ -196,13 +197,30 @@ class SglangExchange(Reader):
             self._refused(answer)
             return b""
         try:
-            found, held = prefilled.told([data for _, data in events if data] if events is not None else [answer.body])
+            found, held = prefilled.told(_bodies(answer, events))
         except UNREADABLE as exc:
             self._stop(End.GARBAGE, f"the prefill worker's answer: {exc}")
             return b""
         if found is not None:
             self._stop_with(found)
-        return b"" if self.end is not None else self._read(held, now)
+            self._held = self._renamed(*_last_event(events)) if events is not None else b""
+        return b"" if self.end is not None else self._joined(held, now)
+
+    def refers(self, answer: Answer, events: Sequence[Event] | None) -> bool:
+        """Is the prefill worker's answer an error of which the decode worker may say more?"""
+        if answer.status >= 400:
+            return Fault(answer.status, _message(answer.body)).accuses
+        try:
+            said = (read(whole_decoder, body) for body in _bodies(answer, events) if body[:1] == b"{")
+            return any(kind(event) is Kind.ERROR and fault(event).accuses for event in said)
+        except UNREADABLE:
+            return False
+
+    def mismatch(self, decode: Traits, prefill: Traits) -> str:
+        """Why the two can be no pair: the first token, and the cache, are the prefill worker's."""
+        versions = [decode.weight_version] if decode.weight_version is not None else []
+        fits = self._rules.weights.fits(versions, prefill.weight_version)
+        return "" if fits else f"weight_version {prefill.weight_version} beside {decode.weight_version}"
 
     def stall_allowance(self) -> float:
         """Seconds that the asked-for cadence explains."""
@@ -420,6 +438,15 @@ class SglangExchange(Reader):
         if self._request.max_new_tokens is not None and tokens >= self._request.max_new_tokens:
             return {"type": "length", "length": tokens}
         return None
+
+
+def _bodies(answer: Answer, events: Sequence[Event] | None) -> list[bytes]:
+    return [data for _, data in events if data] if events is not None else [answer.body]
+
+
+def _last_event(events: Sequence[Event]) -> Event:
+    """The last one that says something."""
+    return next((event for event in reversed(events) if event[1] not in (b"", DONE)), (b"", b"{}"))
 
 
 def _message(data: bytes) -> str:

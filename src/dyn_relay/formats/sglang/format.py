@@ -11,14 +11,14 @@ import msgspec
 from dyn_relay.formats.base import Answer, Bundle, Explanation, Limits, NativeRequest, Outbound, Rejected
 from dyn_relay.formats.sglang.batch import Unsplit, asked, shares
 from dyn_relay.formats.sglang.codec import Codec
-from dyn_relay.formats.sglang.continuation import BOOTSTRAP
 from dyn_relay.formats.sglang.errors import refusal, rejected
 from dyn_relay.formats.sglang.events import DONE_EVENT
 from dyn_relay.formats.sglang.exchange import PATH, SglangExchange
 from dyn_relay.formats.sglang.explain import STOCK, explain, refused
 from dyn_relay.formats.sglang.infos import kv_events
 from dyn_relay.formats.sglang.item import Common, Item, joined
-from dyn_relay.formats.sglang.request import Request
+from dyn_relay.formats.sglang.pair import ROOM, TIES, flaw
+from dyn_relay.formats.sglang.request import ABSENT, Request
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.wire import Foreign, NotJson, raw, read, write
 from dyn_relay.formats.traits import Traits
@@ -84,9 +84,11 @@ class SglangFormat:
         """Raises `Rejected` for what a pair of workers would hang on, or crash."""
         if not self._paired:
             return
-        for name in sorted(BOOTSTRAP & request.fields.keys()):
-            if not self._trusts_bootstrap and request.value(name) is not None:
+        for name in TIES:
+            if not self._trusts_bootstrap and request.value(name) not in (ABSENT, None):
                 raise rejected(name, f"{name} is set by the proxy (see --trust-client-bootstrap).", request.stream)
+        if words := flaw(request):
+            raise rejected(ROOM, words, request.stream)
         want = asked(request)
         if want.generations > want.prompts and not split:
             words = "n above 1 is not for prefill/decode pairs: its samples would share a room (see --split-batches)."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from msgspec import Raw
 
 from dyn_relay.formats.sglang.dialect import Dialect
-from dyn_relay.formats.sglang.pair import Prefilled
+from dyn_relay.formats.sglang.prefilled import Prefilled
 from dyn_relay.formats.sglang.replay import Replay
 from dyn_relay.formats.sglang.seam import Seam
 from dyn_relay.formats.sglang.spans import Span, of_marks

@@ -79,13 +79,18 @@ class Reader(Account):
 
     def feed(self, events: Sequence[Event], now: float) -> bytes:
         """Take whole events; return what the client's body gets."""
-        seam, prefilled = self._attempt.seam, self._attempt.prefilled
+        prefilled = self._attempt.prefilled
         if prefilled is not None:
             try:
                 events = prefilled.take(events)
             except UNREADABLE as exc:
                 self._stop(End.GARBAGE, str(exc))
                 return b""
+        return self._joined(events, now)
+
+    def _joined(self, events: Sequence[Event], now: float) -> bytes:
+        """Events with the prefill worker's part; of a continuation's text the seam comes first."""
+        seam = self._attempt.seam
         if seam is not None:
             try:
                 events = seam.take(events)
