@@ -278,13 +278,16 @@ _SHOWN = (
 
 def _describe(worker: Worker) -> dict[str, object]:
     traits = worker.traits
+    port = worker.bootstrap_port or traits.bootstrap_port
     worker.recount()
     return {
         "id": worker.id,
         "url": worker.url,
         "named_by": sorted(worker.named_by),
         "worker_type": worker.role.value,
-        "bootstrap_port": worker.bootstrap_port or worker.traits.bootstrap_port,
+        "joins_as": worker.renamed.role.value if worker.renamed and worker.wanted else None,
+        "bootstrap_port": port if worker.role is Role.PREFILL else None,
+        "disputed": False,
         "misplaced": worker.misplaced,
         "is_healthy": worker.healthy and not worker.misplaced,
         "state": worker.state.value,
