@@ -179,7 +179,7 @@ class App:
         return Limits(max_body=self.config.max_payload_size, idle_timeout=self.config.keep_alive_timeout_secs)
 
     def _samples(self) -> list[WorkerSample]:
-        return [(worker.id, worker.state.value, worker.in_flight) for worker in self.fleet.workers]
+        return [(worker.id, worker.role.value, worker.shown, worker.in_flight) for worker in self.fleet.workers]
 
 
 async def _answer_siblings(listener: Listener, door: Door) -> None:

@@ -397,6 +397,7 @@ async def test_decode_fallback(autojump_clock, stream):
             assert len(spare.generates) == 4
             await relay.quiet()
             assert [row["attempts"][-1]["aggregated"] for row in relay.rows] == [False] * 4 + [True] * 4
+            assert relay.metric("dyn_relay_aggregated_attempts_total") == 4
 
             await prefill.restart()
             await relay.ready()

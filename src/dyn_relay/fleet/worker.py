@@ -182,6 +182,8 @@ class Worker:
     named_by: set[str] = field(default_factory=set)
     #: What it was last named for, if that was after it had begun to leave, and another role.
     renamed: Naming | None = None
+    #: What it says against what it was named for, as the log has it (`contradictions.py`).
+    noted: frozenset[str] = frozenset()
     #: Attempts that ended well, and those that it failed.
     served: int = 0
     failures: int = 0
@@ -234,6 +236,11 @@ class Worker:
     def misplaced(self) -> bool:
         """It says that it has another role than the one that it was named for, and cannot be used in that one."""
         return self.traits.role not in (None, self.part)
+
+    @property
+    def shown(self) -> str:
+        """Its state for the metrics: who is well, and gets nothing, must not pass for ready."""
+        return "misplaced" if self.healthy and self.misplaced else self.state.value
 
     @property
     def unmet(self) -> bool:
