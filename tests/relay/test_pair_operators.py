@@ -133,3 +133,18 @@ async def test_a_bootstrap_port_is_a_prefill_workers(autojump_clock):
     async with pairs(prefill=[None], decode=[None]) as w:
         rows = (await w.ask(None, "/workers", method="GET")).json()["workers"]
         assert [row["bootstrap_port"] for row in rows] == [w.prefills[0].bootstrap_port, None]
+
+
+async def test_who_is_deaf_does_not_hold_up_the_start(autojump_clock):
+    """It takes connections and says nothing, to neither question about it."""
+    network = SimNetwork(1)
+    async with open_fleet(network, "w{}", 30000) as fleet:
+        [prefill] = await fleet(1, options=PREFILL)
+        one, deaf = await fleet(2, options=DECODE)
+        network.deafen(("w3", 30000))
+        settings: dict[str, Any] = {"prefill": (prefill.url,), "decode": (one.url, deaf.url), "log_level": "error"}
+        begun = trio.current_time()
+        async with open_relay(network, "proxy", 30000, (), pd_disaggregation=True, **settings) as relay:
+            assert trio.current_time() - begun <= 5
+            body = generate(4)
+            assert judged(await relay.ask(body), body, ORACLE) == []
