@@ -308,7 +308,8 @@ async def _serve_until_told(
         nursery.start_soon(watch_loop_lag, app.metrics)
         async with trio.open_nursery() as serving:
             await serving.start(app.serve, listener, trace)
-            listening()
+            if not app.draining.is_set():  # it was told to stop while it started
+                listening()
         nursery.cancel_scope.cancel()
         return 0
     return 1

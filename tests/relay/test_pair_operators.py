@@ -8,6 +8,8 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 
+from dyn_relay.app import App, _serve_until_told
+from dyn_relay.config import Config
 from dyn_relay.fleet import contradictions
 from dyn_testkit.fleet import open_fleet
 from dyn_testkit.relay import open_relay, until
@@ -80,6 +82,17 @@ async def test_who_finds_nobody_is_told_what_is_missing(autojump_clock):
         assert (bridged.status, bridged.json()["message"]) == (503, wanted)
 
 
+async def test_half_of_a_pair_as_a_worker_of_its_own(autojump_clock):
+    """`--worker-urls` of engines that are pairs: why nobody is asked is said there, too."""
+    network = SimNetwork(1)
+    async with open_fleet(network, "w{}", 30000) as fleet:
+        [prefill] = await fleet(1, options=PREFILL)
+        async with open_relay(network, "proxy", 30000, (prefill.url,), log_level="error") as relay:
+            await relay.ready()
+            response = await relay.ask(generate(4, stream=False))
+            assert response.json()["message"] == f"no worker is available (1 misplaced: {prefill.url} says prefill)"
+
+
 async def test_who_is_there_for_later_alone_is_told(autojump_clock):
     """--decode-fallback: who may do all of a request is asked only while nobody prefills, who is leaving never."""
     network = SimNetwork(1)
@@ -148,3 +161,26 @@ async def test_who_is_deaf_does_not_hold_up_the_start(autojump_clock):
             assert trio.current_time() - begun <= 5
             body = generate(4)
             assert judged(await relay.ask(body), body, ORACLE) == []
+
+
+class Now:
+    """Told to stop at once."""
+
+    async def drain(self) -> None:
+        pass
+
+    async def end(self) -> None:
+        await trio.sleep_forever()
+
+
+async def test_who_is_told_to_stop_while_it_starts_does_not_say_that_it_listens(autojump_clock):
+    """Its start waits for a deaf worker."""
+    network, said = SimNetwork(1), []
+    async with open_fleet(network, "w{}", 30000) as fleet:
+        [deaf] = await fleet(1, options=DECODE)
+        network.deafen(("w1", 30000))
+        config = Config(host="proxy", pd_disaggregation=True, decode=(deaf.url,), log_level="error")
+        app = App(config, network.host("proxy"))
+        listener = await network.listen("proxy", 30000)
+        assert await _serve_until_told(app, listener, None, Now(), lambda: said.append("listening")) == 0
+    assert said == []

@@ -14,11 +14,8 @@ SHOWN = 10
 
 def absent(workers: Sequence[Worker], roles: Iterable[Role]) -> str:
     """Of these roles, those that no worker can play now; empty if there is none."""
-    return "; ".join(
-        f"no {role} worker is available{_those([one for one in workers if one.role is role])}"
-        for role in roles
-        if not any(_askable(one, role) for one in workers)
-    )
+    lacking = [role for role in roles if not any(_askable(one, role) for one in workers)]
+    return "; ".join(_words(role, [one for one in workers if one.role is role]) for role in lacking)
 
 
 def _askable(worker: Worker, role: Role) -> bool:
@@ -26,8 +23,13 @@ def _askable(worker: Worker, role: Role) -> bool:
     return well and worker.part is role and not worker.misplaced
 
 
+def _words(role: Role, named: Sequence[Worker]) -> str:
+    """`named`: who was named for it."""
+    kind = "worker" if role is Role.REGULAR else f"{role} worker"
+    return f"no {kind} is available{_those(named)}"
+
+
 def _those(workers: Sequence[Worker]) -> str:
-    """Who was named for it."""
     misplaced = [one for one in workers if one.misplaced]
     others = Counter(_why(one) for one in workers if not one.misplaced)
     words = [f"{count} {why}" for why, count in others.items()]
