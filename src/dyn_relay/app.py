@@ -46,6 +46,9 @@ from dyn_relay.sockets import open_network
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("app")
 
+#: Seconds that workers get at the start to say what they are for.
+ROLES_TOLD = 5.0
+
 
 class App:
     """One proxy on one network. `draining` makes `serve` refuse new connections, and return once all is answered."""
@@ -135,8 +138,9 @@ class App:
             background.cancel_scope.cancel()
 
     async def _check_roles(self) -> None:
-        """Do the workers that answer say what they were named for? Raises `Misplaced`."""
-        await self.fleet.relearn(self.fleet.workers)
+        """Do the workers that answer soon say what they were named for? Raises `Misplaced`."""
+        with trio.move_on_after(ROLES_TOLD):  # who is deaf must not hold up the others
+            await self.fleet.relearn(self.fleet.workers)
         wrong = [one for one in self.fleet.workers if one.misplaced]
         if wrong:
             words = (f"{one.url} was named as {one.role}, and says that it is {one.traits.role}" for one in wrong)
@@ -179,7 +183,7 @@ class App:
         return Limits(max_body=self.config.max_payload_size, idle_timeout=self.config.keep_alive_timeout_secs)
 
     def _samples(self) -> list[WorkerSample]:
-        return [(worker.id, worker.state.value, worker.in_flight) for worker in self.fleet.workers]
+        return [(worker.id, worker.role.value, worker.shown, worker.in_flight) for worker in self.fleet.workers]
 
 
 async def _answer_siblings(listener: Listener, door: Door) -> None:
@@ -233,7 +237,7 @@ class Seat:
     #: It takes the place of one that has died.
     replacement: bool
     orders: Orders
-    #: Called once it listens.
+    #: Called once it serves.
     listening: Callable[[], object]
 
 
@@ -248,8 +252,10 @@ async def run(config: Config, seat: Seat | None = None) -> int:
                 listener = await network.listen(config.host, config.port, shared=seat is not None)
                 if seat is None:
                     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-                        logs.say(f"listening on {location(listener.host, listener.port)}")
-                        return await _serve_until_told(App(config, network), listener, trace, SignalOrders(signals))
+                        told = SignalOrders(signals)
+                        where = f"listening on {location(listener.host, listener.port)}"
+                        app = App(config, network)
+                        return await _serve_until_told(app, listener, trace, told, lambda: logs.say(where))
                 others = Siblings(
                     network.unix(seat.directory),
                     seat.number,
@@ -302,7 +308,8 @@ async def _serve_until_told(
         nursery.start_soon(watch_loop_lag, app.metrics)
         async with trio.open_nursery() as serving:
             await serving.start(app.serve, listener, trace)
-            listening()
+            if not app.draining.is_set():  # it was told to stop while it started
+                listening()
         nursery.cancel_scope.cancel()
         return 0
     return 1

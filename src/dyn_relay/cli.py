@@ -16,7 +16,11 @@ class _OptionsCommand(click.Command):
     """A command with every option of the table: help by section, and `--worker-urls URL URL` as SMG's users type it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread(args))
+        try:
+            return super().parse_args(ctx, spread(args))
+        except click.BadOptionUsage as exc:
+            exc.ctx = ctx
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
@@ -28,14 +32,17 @@ class _OptionsCommand(click.Command):
 
 
 def spread(args: list[str]) -> list[str]:
-    """Repeat a flag that takes several values before each of them: `--worker-urls A B` becomes two flags."""
+    """Repeat a flag that takes several values before each of them: `--worker-urls A B` becomes two flags.
+
+    Raises `click.BadOptionUsage` for one without any: click would take the next flag for its value.
+    """
     spelled: list[str] = []
     many = ""
     bare = False
     for arg in [*args, "-"]:
         if arg.startswith("-"):
             if bare:
-                spelled.append(many)  # it was given no value, and click will say so
+                raise click.BadOptionUsage(many, f"Option {many!r} requires an argument.")
             flag, sign, value = arg.partition("=")
             many = flag if flag in _MANY else ""
             bare = bool(many) and not sign

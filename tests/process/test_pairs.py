@@ -78,8 +78,10 @@ async def test_a_role_that_the_worker_denies_is_named():
     async with AsyncExitStack() as stack:
         decodes = [await worker(stack, "decode") for _ in range(2)]
         flags = ["--port", "0", "--pd-disaggregation", "--prefill", decodes[0].url, "--decode", decodes[1].url]
-        done = await trio.run_process([*RELAY, "serve", *flags], capture_stderr=True, env=ENV, check=False)
+        command = [*RELAY, "serve", *flags]
+        done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, env=ENV, check=False)
         assert done.returncode == 1
+        assert done.stdout == b"", "it says that it listens once it serves"
         said = done.stderr.decode()
         [line] = [line for line in said.splitlines() if decodes[0].url in line and "cannot start" in line]
         assert "prefill" in line

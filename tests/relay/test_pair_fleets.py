@@ -105,6 +105,32 @@ async def test_workers_that_are_added_by_hand(autojump_clock, stream):
             assert [worker.role for worker in relay.app.fleet.workers] == ["prefill", "decode"]
 
 
+async def test_workers_that_older_clients_add(autojump_clock):
+    """`/add_worker?url=`: the role and the port may be in the query as well."""
+    async with open_relay(SimNetwork(1), "proxy", 30000, (), pd_disaggregation=True, log_level="error") as relay:
+
+        async def add(query: str, body: dict[str, Any] | None = None) -> Response:
+            return await relay.ask(body, f"/add_worker?url=http://new:1{query}", method="POST")
+
+        for wrong, word in (
+            ("&worker_type=both", "worker_type: must be one of"),
+            ("&worker_type=", "worker_type: must be one of"),
+            ("&worker_type=prefill&worker_type=decode", "worker_type: 'prefill' and 'decode' are different"),
+            ("&worker_type=prefill&bootstrap_port=x", "bootstrap_port: must be a port"),
+            ("&worker_type=prefill&bootstrap_port=70000", "bootstrap_port: must be a port"),
+            ("", "worker_type: prefill or decode is needed"),
+            ("&worker_type=regular", "worker_type: must be prefill or decode here, not regular"),
+            ("&priority=1", "priority: nothing of a worker can be set"),
+        ):
+            response = await add(wrong)
+            assert (response.status, word in response.json()["message"]) == (400, True), wrong
+        differs = await add("&worker_type=prefill", {"worker_type": "decode"})
+        assert differs.status == 400
+        response = await add("&worker_type=prefill&bootstrap_port=7777", {"worker_type": "prefill"})
+        assert (response.status, response.json()["worker_type"]) == (202, "prefill")
+        assert response.json()["bootstrap_port"] == 7777
+
+
 async def test_a_bootstrap_port_that_was_named(autojump_clock):
     """`--prefill URL PORT`: it counts, and not the one that the worker tells."""
     network = SimNetwork(1)
@@ -380,6 +406,7 @@ async def test_decode_fallback(autojump_clock, stream):
             assert len(spare.generates) == 4
             await relay.quiet()
             assert [row["attempts"][-1]["aggregated"] for row in relay.rows] == [False] * 4 + [True] * 4
+            assert relay.metric("dyn_relay_aggregated_attempts_total") == 4
 
             await prefill.restart()
             await relay.ready()

@@ -84,7 +84,7 @@ async def test_load_is_that_of_all(autojump_clock, tmp_path):
             assert (listed["load"], shown["load"], shown["is_healthy"]) == (6, 6, True)
             page = values((await relay.ask(None, "/metrics")).body)
             assert page["dyn_relay_requests_in_flight"] == 6
-            assert page[f'dyn_relay_worker_in_flight{{worker="{listed["id"]}"}}'] == 6
+            assert page[f'dyn_relay_worker_in_flight{{role="regular",worker="{listed["id"]}"}}'] == 6
             assert page['dyn_relay_process_up{process="2"}'] == 1
         plan.release()
 

@@ -33,7 +33,7 @@ async def test_an_operator_sees_state_cause_since_when_and_what_they_do(autojump
         assert seen["w2"]["cause"].startswith("too many probes could not connect: ")
         assert 40 < seen["w2"]["since"] < 60
         assert w.metric('dyn_relay_worker_transitions_total{from="ready",to="dead"}') == 1
-        assert w.metric('dyn_relay_worker_state{state="dead",worker="w2"}') == 1
+        assert w.metric('dyn_relay_worker_state{role="regular",state="dead",worker="w2"}') == 1
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])

@@ -64,6 +64,15 @@ def test_spreading_leaves_other_arguments_alone() -> None:
     ]
 
 
+@pytest.mark.parametrize("after", [[], ["--decode", "http://a:1"], ["--decode=http://a:1"], ["--log-json"]])
+def test_a_flag_without_a_value_is_named(runner: CliRunner, after: list[str]) -> None:
+    """And not the one behind it, which click would take for the value."""
+    result = runner.invoke(main, ["check", "--pd-disaggregation", "--prefill", *after])
+    assert result.exit_code == 2
+    assert "Usage: " in result.output
+    assert "Error: Option '--prefill' requires an argument." in result.output
+
+
 def test_a_bad_value_is_a_usage_error(runner: CliRunner) -> None:
     result = runner.invoke(main, ["check", "--port", "x"])
     assert result.exit_code == 2

@@ -205,3 +205,74 @@ def test_two_engines_may_have_one_bootstrap_port() -> None:
     config = load(flags, {}).config
     assert config.prefill == ("http://a:1", "8998", "http://b:1", "8998")
     assert [named.bootstrap_port for named in configured(config)] == [8998, 8998, None]
+
+
+PAIR = {"pd_disaggregation": True, "decode": ["http://c:1"]}
+
+
+@pytest.mark.parametrize(
+    ("prefill", "found"),
+    [
+        (["http://a:1", "none", "http://b:1", "8998"], [None, 8998]),
+        (["http://a:1", "None"], [None]),
+        (["http://a:1", "8998", "http://a:1", "8998"], [8998, 8998]),
+        (["http://a:1", "http://a:1/", "none"], [None, None]),
+    ],
+)
+def test_a_port_may_be_none_and_a_name_be_repeated(prefill: list[str], found: list[int | None]) -> None:
+    """SMG's spelling of no port; one and the same name twice is one."""
+    config = load({**PAIR, "prefill": prefill}, {}).config
+    assert [named.bootstrap_port for named in configured(config)] == [*found, None]
+
+
+@pytest.mark.parametrize(
+    ("prefill", "words"),
+    [
+        (["none"], "none: must be a port behind a URL"),
+        (["http://a:1", "none", "8998"], "8998: must be a port behind a URL"),
+        (["http://a:1", "70000"], "70000: must be a port behind a URL"),
+        (
+            ["http://a:1", "8998", "http://b:1", "http://a:1/", "1"],
+            "http://a:1 is named with two ports, by --prefill http://a:1 8998 and --prefill http://a:1 1",
+        ),
+        (["http://a:1", "http://a:1", "1"], "by --prefill http://a:1 none and --prefill http://a:1 1"),
+        (["http://c:1/", "8998"], "http://c:1 is named by both --prefill and --decode"),
+    ],
+)
+def test_what_prefill_cannot_be(prefill: list[str], words: str) -> None:
+    """Two ports of one engine, one engine for both roles: neither may win in silence."""
+    with pytest.raises(ConfigError) as caught:
+        load({**PAIR, "prefill": prefill}, {})
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        '["http://a:1", 8998, "http://b:1"]',
+        '["http://a:1", "8998", "http://b:1"]',
+        '[["http://a:1", 8998], ["http://b:1"]]',
+        '[["http://a:1", 8998], "http://b:1"]',
+        '["http://a:1 8998", "http://b:1 none"]',
+        '"http://a:1 8998 http://b:1"',
+    ],
+)
+def test_prefill_in_a_file(tmp_path: Path, spelling: str) -> None:
+    path = toml(tmp_path, f'pd_disaggregation = true\ndecode = ["http://c:1"]\nprefill = {spelling}\n')
+    named = configured(load({}, {}, path).config)
+    assert [(str(one.origin), one.bootstrap_port) for one in named[:2]] == [("http://a:1", 8998), ("http://b:1", None)]
+
+
+@pytest.mark.parametrize("spelling", ["8998", '["http://a:1", 8998.5]', '["http://a:1", true]', '[[["http://a:1"]]]'])
+def test_prefill_in_a_file_that_is_none(tmp_path: Path, spelling: str) -> None:
+    path = toml(tmp_path, f"pd_disaggregation = true\nprefill = {spelling}\n")
+    with pytest.raises(ConfigError, match="prefill: must be a list of strings, ports among them"):
+        load({}, {}, path)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"prefill": ["http://a:1"]}, {"pd_disaggregation": True, "worker_urls": ["http://a:1"]}]
+)
+def test_options_of_pairs_name_the_flag_that_makes_them(flags: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"\(--pd-disaggregation\)"):
+        load(flags, {})

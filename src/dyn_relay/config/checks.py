@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from typing import cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from dyn_relay.http11.origin import Origin
 
 
 def is_path(value: object) -> None:
@@ -51,19 +55,46 @@ def are_urls(value: object) -> None:
         Origin.parse(url)
 
 
-def are_urls_and_ports(value: object) -> None:
-    """URLs, each with a port behind it or none."""
+#: Stands for no port behind a URL, as SMG's users type it.
+NO_PORT = "none"
+
+
+def urls_and_ports(items: Iterable[str]) -> list[tuple[Origin, int | None]]:
+    """URLs, each with the port behind it, if there is one. Raises `ValueError`."""
     from dyn_relay.http11.origin import Origin  # late, as above
 
+    found: list[tuple[Origin, int | None]] = []
     after_url = False
-    for item in cast("tuple[str, ...]", value):
-        if item.isascii() and item.isdigit():
-            if not after_url or not 0 < int(item) < 65536:
+    for item in items:
+        number = item.isascii() and item.isdigit()
+        if number or item.lower() == NO_PORT:
+            if not after_url or (number and not 0 < int(item) < 65536):
                 raise ValueError(f"{item}: must be a port behind a URL")
+            found[-1] = found[-1][0], int(item) if number else None
             after_url = False
         else:
-            Origin.parse(item)
+            found.append((Origin.parse(item), None))
             after_url = True
+    return found
+
+
+def are_urls_and_ports(value: object) -> None:
+    """URLs, each with a port behind it or none, and no URL with two."""
+    ports: dict[Origin, int | None] = {}
+    for origin, port in urls_and_ports(cast("tuple[str, ...]", value)):
+        if ports.setdefault(origin, port) != port:
+            both = " and ".join(f"--prefill {origin} {one or NO_PORT}" for one in (ports[origin], port))
+            raise ValueError(f"{origin} is named with two ports, by {both}")
+
+
+def are_apart(prefill: tuple[str, ...], decode: tuple[str, ...]) -> None:
+    """No URL is named for both roles."""
+    from dyn_relay.http11.origin import Origin  # late, as above
+
+    prompts = {origin for origin, _ in urls_and_ports(prefill)}
+    for url in decode:
+        if Origin.parse(url) in prompts:
+            raise ValueError(f"{url} is named by both --prefill and --decode; a worker is for one of them")
 
 
 def are_names(value: object) -> None:

@@ -67,7 +67,7 @@ class Option:
     maximum: float | None
     env: str
     secret: bool
-    #: Of a list: the same item may come twice.
+    #: Of a list: the same item may come twice, since it is a port of the one before it.
     repeats: bool
     verify: Callable[[object], None] | None
     #: How its value is called in the help, if not by its kind.
@@ -86,7 +86,7 @@ class Option:
     @property
     def many(self) -> bool:
         """It takes several values."""
-        return self.kind is _LIST
+        return self.kind in (_LIST, _PORTS)
 
     @property
     def switch(self) -> bool:
@@ -175,8 +175,17 @@ def _read_list(raw: object) -> object:
     return tuple(part for item in items for part in item.replace(",", " ").split())
 
 
+def _read_ports(raw: object) -> object:
+    """In a TOML list ports may be numbers, and a URL and its port a list of their own."""
+    if isinstance(raw, list | tuple):
+        flat = [item for one in raw for item in (one if isinstance(one, list | tuple) else [one])]
+        raw = [str(item) if type(item) is int else item for item in flat]
+    return _read_list(raw)
+
+
 _BOOL = Kind("true or false", "", _read_bool)
 _LIST = Kind("a list of strings", "TEXT ...", _read_list)
+_PORTS = Kind("a list of strings, ports among them", "TEXT ...", _read_ports)
 _TEXT = Kind("a string", "TEXT", _read_text)
 _KINDS: dict[object, Kind] = {
     str: _TEXT,
@@ -197,6 +206,6 @@ def options_of(table: type[Any]) -> tuple[Option, ...]:
             hint = typing.get_args(hint)[0]
         choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
         rules = {**field.metadata, "env": field.metadata["env"] or _usual_env(field.name)}
-        kind = _TEXT if choices else _KINDS[hint]
+        kind = _TEXT if choices else _PORTS if rules["repeats"] else _KINDS[hint]
         rows.append(Option(name=field.name, kind=kind, choices=choices, default=field.default, **rules))
     return tuple(rows)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dyn_relay.config.checks import (
+    are_apart,
     are_labels,
     are_names,
     are_urls,
@@ -90,7 +91,7 @@ class Config:
         WORKERS,
         (),
         "With --pd-disaggregation: engines that compute prompts. The port behind a URL is its bootstrap port, if it is "
-        "not the one that the engine itself tells.",
+        "not the one that the engine itself tells; none = no port.",
         verify=are_urls_and_ports,
         metavar="URL [PORT] ...",
         repeats=True,
@@ -344,7 +345,12 @@ class Config:
         for name in _NOT_PAIRED if self.pd_disaggregation else _PAIRED:
             if getattr(self, name):
                 need = "says nothing of roles; use prefill and decode" if self.pd_disaggregation else "means nothing"
-                raise ConfigError(f"{name}: {need} with{'' if self.pd_disaggregation else 'out'} pd_disaggregation")
+                which = f"with{'' if self.pd_disaggregation else 'out'} pd_disaggregation (--pd-disaggregation)"
+                raise ConfigError(f"{name}: {need} {which}")
+        try:
+            are_apart(self.prefill, self.decode)
+        except ValueError as exc:
+            raise ConfigError(f"prefill, decode: {exc}") from None
         for name in ("selector", "service_discovery_namespace"):
             if getattr(self, name) and not self.service_discovery:
                 raise ConfigError(f"{name}: finds nobody without service_discovery")

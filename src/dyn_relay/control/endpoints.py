@@ -278,13 +278,16 @@ _SHOWN = (
 
 def _describe(worker: Worker) -> dict[str, object]:
     traits = worker.traits
+    port = worker.bootstrap_port or traits.bootstrap_port
     worker.recount()
     return {
         "id": worker.id,
         "url": worker.url,
         "named_by": sorted(worker.named_by),
         "worker_type": worker.role.value,
-        "bootstrap_port": worker.bootstrap_port or worker.traits.bootstrap_port,
+        "joins_as": worker.renamed.role.value if worker.renamed and worker.wanted else None,
+        "bootstrap_port": port if worker.role is Role.PREFILL else None,
+        "disputed": False,
         "misplaced": worker.misplaced,
         "is_healthy": worker.healthy and not worker.misplaced,
         "state": worker.state.value,
@@ -326,7 +329,7 @@ def _url(request: Request) -> str:
 
 def _only_url(request: Request) -> str:
     """The same, of a request that may set nothing else but its part, see `_part`."""
-    _nothing_but(request, ("url",), (*_URLS, *_PART), "nothing of a worker can be set but its url and its part")
+    _nothing_but(request, ("url", *_PART), (*_URLS, *_PART), "nothing of a worker can be set but its url and its part")
     return _url(request)
 
 
@@ -342,14 +345,27 @@ _PART = ("worker_type", "bootstrap_port")
 
 
 def _part(request: Request) -> tuple[Role | None, int | None]:
-    """A worker's role and bootstrap port: `worker_type` and `bootstrap_port` in the body. Raises `BadInput`."""
-    fields = _object(request) if request.body else {}
-    kind, port = fields.get("worker_type"), fields.get("bootstrap_port")
+    """A worker's role and bootstrap port: `worker_type` and `bootstrap_port`, in the query or the body, or in both.
+
+    Raises `BadInput`.
+    """
+    kind, port = _said(request, "worker_type"), _said(request, "bootstrap_port")
     if kind is not None and kind not in list(Role):
         raise BadInput(f"worker_type: must be one of {', '.join(Role)}")
     if port is not None and not (type(port) is int and 0 < port < 65536):
         raise BadInput("bootstrap_port: must be a port")
     return (None if kind is None else Role(kind)), port
+
+
+def _said(request: Request, name: str) -> Any:
+    """A field of the query or the body, None if it is in neither; digits of a query are a number."""
+    asked: list[Any] = parse_qs(request.query, keep_blank_values=True).get(name, [])
+    values = [int(one) if one.isascii() and one.isdigit() and len(one) < 10 else one for one in asked]
+    fields = _object(request) if request.body else {}
+    values += [fields[name]] if fields.get(name) is not None else []
+    if any(value != values[0] for value in values):
+        raise BadInput(f"{name}: {' and '.join(map(repr, values))} are different")
+    return values[0] if values else None
 
 
 def _object(request: Request) -> dict[str, Any]:

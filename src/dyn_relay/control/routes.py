@@ -148,7 +148,8 @@ class Door:
         if not heard.silent:
             return answer
         if method != "GET":
-            return missing(heard.silent)
+            # Who is at odds must be told first: to do it again would not help.
+            return answer if answer.status == 409 else missing(heard.silent)
         return replace(answer, headers=[*answer.headers, (SILENT_HEADER, ", ".join(map(str, heard.silent)).encode())])
 
     def _odd(self, request: Request) -> Answer | None:

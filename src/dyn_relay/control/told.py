@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from dyn_relay.fleet.discovery.discovery import Discovery
+from dyn_relay.fleet.naming import Naming, last_named
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.rejoin import Standing
-from dyn_relay.fleet.worker import Role, State
+from dyn_relay.fleet.worker import Role, Worker
+from dyn_relay.http11.origin import Origin
 
 
 class Member(msgspec.Struct):
@@ -22,10 +24,19 @@ class Member(msgspec.Struct):
     welcome: bool
 
 
+class Past(msgspec.Struct):
+    """What a URL was last named for that has left, or is leaving."""
+
+    url: str
+    role: Role
+    bootstrap_port: int | None
+
+
 class Told(msgspec.Struct):
     """One process's view."""
 
     workers: list[Member]
+    left: list[Past]
     #: Whom each source of discovery names, as it was last heard: only its changes act.
     named: dict[str, list[str]]
     #: No attempt is to begin.
@@ -34,24 +45,30 @@ class Told(msgspec.Struct):
 
 def tell(fleet: Fleet, discovery: Discovery) -> Told:
     """This process's."""
-    members = [
-        Member(
-            url=worker.url,
-            named_by=sorted(worker.named_by),
-            standing=worker.standing,
-            epoch=worker.epoch,
-            role=worker.role,
-            bootstrap_port=worker.bootstrap_port,
-            welcome=worker.welcome,
-        )
-        for worker in fleet.workers
-        if worker.state is not State.DRAINING
-    ]
-    return Told(members, discovery.named(), fleet.paused)
+    members = [_member(worker) for worker in fleet.workers if worker.wanted]
+    leaving = [last_named(worker) for worker in fleet.workers if not worker.wanted]
+    left = [Past(str(one.origin), one.role, one.bootstrap_port) for one in (*fleet.namings.left, *leaving)]
+    return Told(members, left, discovery.named(), fleet.paused)
+
+
+def _member(worker: Worker) -> Member:
+    """As it is, or as it will be once it has joined anew."""
+    named, stays = last_named(worker), worker.renamed is None
+    return Member(
+        url=worker.url,
+        named_by=sorted(worker.named_by),
+        standing=worker.standing if stays else Standing.KNOWN,
+        epoch=worker.epoch if stays else None,
+        role=named.role,
+        bootstrap_port=named.bootstrap_port,
+        welcome=worker.welcome and stays,
+    )
 
 
 def learn(told: Told, fleet: Fleet, discovery: Discovery) -> None:
     """Begin where another process is."""
+    for one in told.left:
+        fleet.namings.remember(Naming(Origin.parse(one.url), one.role, one.bootstrap_port))
     for member in told.workers:
         worker = fleet.add(member.url, role=member.role, bootstrap_port=member.bootstrap_port)
         worker.named_by = set(member.named_by)

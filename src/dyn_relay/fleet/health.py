@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from dyn_relay.config import Config
+from dyn_relay.fleet import contradictions
 from dyn_relay.fleet.keeper import Keeper
 from dyn_relay.fleet.rejoin import Standing
 from dyn_relay.fleet.worker import Signal, State, Worker
@@ -111,6 +112,7 @@ class Examiner:
         if self.config.dp_aware:
             worker.divide(traits.dp_size or 1)
         worker.learnt = True
+        contradictions.note(worker)
 
     async def lives(self, worker: Worker) -> bool:
         """Does it answer at all, whatever the status? The info endpoint answers from memory, also while it is busy."""

@@ -20,11 +20,12 @@ from dyn_relay.fleet.breaker import Breaker
 from dyn_relay.fleet.calm import Calm
 from dyn_relay.fleet.health import Examiner, Fetch, Probe, Watch
 from dyn_relay.fleet.keeper import Keeper
+from dyn_relay.fleet.naming import Naming, Namings, last_named
 from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedPoison, Trial
 from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.catalog import POLICIES
 from dyn_relay.fleet.rejoin import Standing
-from dyn_relay.fleet.stage import Stage, policies_of, roles_of
+from dyn_relay.fleet.stage import Stage, policies_of
 from dyn_relay.fleet.target import Lease, Target, no_tokens
 from dyn_relay.fleet.worker import TIER, TIERS, Role, Signal, State, Worker
 from dyn_relay.formats.base import Format
@@ -78,6 +79,7 @@ class Fleet:
         )
         self._on_move = on_move
         self._recounted = -math.inf
+        self.namings = Namings(config)
         self._workers: dict[str, Worker] = {}
         self._watches: dict[str, Watch] = {}
         self._joined = 0
@@ -123,9 +125,10 @@ class Fleet:
         return next((worker for worker in self._workers.values() if worker.origin == origin), None)
 
     def is_name_of(self, name: str, url: str) -> bool:
-        """Would a worker at the URL have this id? Ids that are counted are nobody's beforehand."""
+        """Would a worker at the URL have this id, or is it its URL? Ids that are counted are nobody's beforehand."""
         try:
-            return self.config.processes > 1 and self._name(Origin.parse(url)) == name
+            origin = Origin.parse(url)
+            return self.config.processes > 1 and (self._name(origin) == name or Origin.parse(name) == origin)
         except ValueError:
             return False
 
@@ -133,36 +136,24 @@ class Fleet:
         """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL.
 
         `by`: who names it. It stays as long as anybody does. One that an operator names is let in, see `admit`. `role`:
-        what it is for; None: what it was named for before, or the only thing that workers are for here. Raises
-        `ValueError` for a role without a use, and for another one than it was named for.
+        what it is for; None: what it was named for before, or the only thing that workers are for here. One that is
+        leaving, and is named for another role, joins anew for that once its last attempt has ended. Raises `ValueError`
+        for a role without a use, and for another one than that of a worker that stays.
         """
         origin = Origin.parse(url)
         worker = self.get(url)
-        if worker is not None:
-            if role not in (None, worker.role):
-                raise ValueError(f"{worker.id} is for {worker.role}: it must leave before it can be for {role}")
-            worker.bootstrap_port = bootstrap_port or worker.bootstrap_port
-            worker.named_by.add(by)
-            if self._keeper.move(worker, Signal.REJOIN):
-                self._watches[worker.id].alarm()
-            return self.admit(worker.id) if by == HAND else worker
-        roles = roles_of(self.config)
-        role = roles[0] if role is None and len(roles) == 1 else role
-        if role not in roles:
-            raise ValueError(f"a worker is for {' or '.join(roles)} here, not {role or 'nothing'}")
-        self._joined += 1
-        breaker = Breaker(self.config.cb_failure_threshold, self.config.cb_success_threshold)
-        number, now = self._joined, self._clock()
-        worker = Worker(self._name(origin), number, origin, now, breaker=breaker, named_by={by})
-        worker.role, worker.bootstrap_port = role, bootstrap_port
-        worker.stands_in = self.config.decode_fallback and role is Role.DECODE
-        self._workers[worker.id] = worker
-        watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._keeper)
-        log.info("worker joined", worker=worker.id, url=worker.url)
-        if self._nursery is not None:
-            self._nursery.start_soon(watch.run)
-        self._changed()
-        return worker
+        named = self.namings.settle(origin, worker, role, bootstrap_port)
+        if worker is None:
+            return self._join(named, {by})
+        worker.named_by.add(by)
+        if named.role is not worker.role:
+            log.info("worker is named anew", worker=worker.id, url=worker.url, role=named.role, was=worker.role)
+            worker.renamed = named
+            return worker
+        worker.renamed, worker.bootstrap_port = None, named.bootstrap_port
+        if self._keeper.move(worker, Signal.REJOIN):
+            self._watches[worker.id].alarm()
+        return self.admit(worker.id) if by == HAND else worker
 
     def remove(self, id_or_url: str, drain: bool = True) -> Worker:
         """Let a worker leave: no new attempts. `drain`: it stays listed until its live ones end. Raises `KeyError`.
@@ -371,6 +362,21 @@ class Fleet:
 
     # -- inside
 
+    def _join(self, named: Naming, by: set[str]) -> Worker:
+        self._joined += 1
+        breaker = Breaker(self.config.cb_failure_threshold, self.config.cb_success_threshold)
+        number, now = self._joined, self._clock()
+        worker = Worker(self._name(named.origin), number, named.origin, now, breaker=breaker, named_by=by)
+        worker.role, worker.bootstrap_port = named.role, named.bootstrap_port
+        worker.stands_in = self.config.decode_fallback and worker.role is Role.DECODE
+        self._workers[worker.id] = worker
+        watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._keeper)
+        log.info("worker joined", worker=worker.id, url=worker.url)
+        if self._nursery is not None:
+            self._nursery.start_soon(watch.run)
+        self._changed()
+        return worker
+
     def _name(self, origin: Origin) -> str:
         """Its id: w1, w2, ...; where several processes must agree without asking each other, made of its URL."""
         if self.config.processes == 1:
@@ -449,5 +455,8 @@ class Fleet:
         del self._workers[worker.id]
         self._watches.pop(worker.id).stop()
         self._renewed(worker)
+        self.namings.remember(last_named(worker))
         log.info("worker left", worker=worker.id, url=worker.url)
+        if worker.renamed is not None and worker.wanted:
+            self._join(worker.renamed, worker.named_by)
         self._changed()

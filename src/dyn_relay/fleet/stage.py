@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from dyn_relay.config import Config
+from dyn_relay.config.checks import urls_and_ports
 from dyn_relay.fleet.worker import Role, Worker
 from dyn_relay.http11.origin import Origin
 
@@ -41,11 +42,7 @@ class Named(NamedTuple):
 def configured(config: Config) -> list[Named]:
     """The workers that the configuration names. Raises `ValueError` for a bad URL."""
     found = [Named(Origin.parse(url)) for url in config.worker_urls]
-    for item in config.prefill:
-        if item.isdigit():
-            found[-1] = found[-1]._replace(bootstrap_port=int(item))
-        else:
-            found.append(Named(Origin.parse(item), Role.PREFILL))
+    found += [Named(origin, Role.PREFILL, port) for origin, port in urls_and_ports(config.prefill)]
     return found + [Named(Origin.parse(url), Role.DECODE) for url in config.decode]
 
 

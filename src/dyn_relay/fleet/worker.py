@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -18,6 +19,9 @@ from dyn_relay.fleet.rejoin import Standing
 from dyn_relay.fleet.target import Target
 from dyn_relay.formats.traits import UNKNOWN, Traits
 from dyn_relay.http11.client import Origin
+
+if TYPE_CHECKING:
+    from dyn_relay.fleet.naming import Naming
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("fleet")
 
@@ -176,6 +180,10 @@ class Worker:
     breaker: Breaker = field(default_factory=Breaker)
     #: The sources of discovery that name it, and "hand" if an operator does.
     named_by: set[str] = field(default_factory=set)
+    #: What it was last named for, if that was after it had begun to leave, and another role.
+    renamed: Naming | None = None
+    #: What it says against what it was named for, as the log has it (`contradictions.py`).
+    noted: frozenset[str] = frozenset()
     #: Attempts that ended well, and those that it failed.
     served: int = 0
     failures: int = 0
@@ -205,6 +213,11 @@ class Worker:
         """It is well; that it is busy does not matter."""
         return self.state in HEALTHY
 
+    @property
+    def wanted(self) -> bool:
+        """It is to stay, or to join anew once it has left."""
+        return self.state is not State.DRAINING or bool(self.named_by)
+
     def full(self, now: float) -> bool:
         """All its queues are."""
         return all(target.full(now) for target in self.targets)
@@ -223,6 +236,11 @@ class Worker:
     def misplaced(self) -> bool:
         """It says that it has another role than the one that it was named for, and cannot be used in that one."""
         return self.traits.role not in (None, self.part)
+
+    @property
+    def shown(self) -> str:
+        """Its state for the metrics: who is well, and gets nothing, must not pass for ready."""
+        return "misplaced" if self.healthy and self.misplaced else self.state.value
 
     @property
     def unmet(self) -> bool:

@@ -32,6 +32,8 @@ class EndedAttempt(Protocol):
 
     #: The kind of its failure; None if it ended well.
     cause: str | None
+    #: A pair's work was done by one worker alone.
+    aggregated: bool
     tokens: int
     first_token: float | None
     last_token: float | None
@@ -47,8 +49,8 @@ class Policy(Protocol):
         """Now."""
 
 
-#: (worker id, state, live attempts)
-WorkerSample = tuple[str, str, int]
+#: (worker id, role, state, live attempts)
+WorkerSample = tuple[str, str, str, int]
 
 #: (source of discovery, whether its last answer is a good one, workers that it names)
 SourceSample = tuple[str, bool, int]
@@ -145,6 +147,9 @@ class Metrics(Collector):
         self.poison_total = labelled("poison", "Steps in finding requests that kill workers.", "event")
         self.worker_transitions_total = labelled("worker_transitions", "Workers that changed state.", "from", "to")
         self.http_requests_total = labelled("http_requests", "HTTP requests answered.", "route", "status_class")
+        self.aggregated_attempts_total = counter(
+            "aggregated_attempts", "Attempts that went to one worker, since no prefill worker was left."
+        )
         self.tokens_delivered_total = counter("tokens_delivered", "Tokens delivered to clients.")
         self.tokens_saved_total = counter("tokens_saved", "Tokens that a migration did not generate again.")
         self.cached_tokens_total = counter("cached_tokens", "Prompt tokens found in a cache, by first attempts.")
@@ -166,6 +171,7 @@ class Metrics(Collector):
     def attempt_ended(self, attempt: EndedAttempt) -> None:
         """An attempt is over: its cause, and what it delivered at which pace."""
         self.attempts_total(attempt.cause or "done").inc()
+        self.aggregated_attempts_total.inc(attempt.aggregated)
         self.tokens_delivered_total.inc(_believable(attempt.tokens))
         if attempt.tokens > 1 and attempt.first_token is not None and attempt.last_token is not None:
             gaps = attempt.tokens - 1
@@ -214,15 +220,17 @@ class Metrics(Collector):
             named.add_metric([source], workers)
         yield up
         yield named
-        state = GaugeMetricFamily("dyn_relay_worker_state", "1 for the worker's state.", labels=["worker", "state"])
-        load = GaugeMetricFamily("dyn_relay_worker_in_flight", "Attempts at the worker now.", labels=["worker"])
+        state = GaugeMetricFamily(
+            "dyn_relay_worker_state", "1 for the worker's state.", labels=["worker", "role", "state"]
+        )
+        load = GaugeMetricFamily("dyn_relay_worker_in_flight", "Attempts at the worker now.", labels=["worker", "role"])
         samples = list(self._fleet())
         total = GaugeMetricFamily(
-            "dyn_relay_attempts_in_flight", "Attempts at workers now.", sum(in_flight for _, _, in_flight in samples)
+            "dyn_relay_attempts_in_flight", "Attempts at workers now.", sum(in_flight for *_, in_flight in samples)
         )
-        for worker, is_, in_flight in samples:
-            state.add_metric([worker, is_], 1)
-            load.add_metric([worker], in_flight)
+        for worker, role, is_, in_flight in samples:
+            state.add_metric([worker, role, is_], 1)
+            load.add_metric([worker, role], in_flight)
         yield state
         yield load
         yield total

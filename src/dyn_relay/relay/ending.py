@@ -8,6 +8,8 @@ from itertools import islice
 
 import trio
 
+from dyn_relay.fleet.absence import absent
+from dyn_relay.fleet.stage import roles_of
 from dyn_relay.formats.base import Answer, CannotComplete, End, Exchange
 from dyn_relay.http11.headers import Headers
 from dyn_relay.relay.attempt import Attempt
@@ -112,7 +114,7 @@ class Ending:
         """Every worker was asked, or there is none; `unfit`: those that were passed over, by id, and why."""
         why = ", ".join(f"{worker}: {reason}" for worker, reason in islice(unfit.items(), HISTORY_SHOWN))
         if not history:
-            await self._fail(503, "no_worker", "no worker is available")
+            await self._fail(503, "no_worker", self._nobody())
         elif unfit and (self._exchange.delivered or history[-1].kind not in _ENGINES_WORD):
             if self._record.started_work:
                 words = f"; no other worker can take what the continuation needs ({why})"
@@ -155,6 +157,12 @@ class Ending:
     async def failed(self, reason: str, history: tuple[Failure, ...], words: str = "") -> None:
         """No attempt may follow the last failure."""
         await self._fail(_STATUS.get(history[-1].kind, 502), reason, _words(history) + words)
+
+    def _nobody(self) -> str:
+        """Who is missing: of a pair, which half. What is no format's of ours goes to decode workers alone."""
+        roles = roles_of(self._context.config)
+        wanted = roles if self._native else roles[-1:]
+        return absent(self._context.fleet.workers, wanted) or "no worker is available"
 
     async def _give(self, rest: bytes) -> None:
         """Hand over the end of an answer that was made here."""

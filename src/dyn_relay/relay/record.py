@@ -171,6 +171,9 @@ class RequestRecord:
 def publish(record: RequestRecord, trace: TraceFile | None) -> None:
     """Write the request's one log line, and its one row if there is a trace file."""
     write = log.warning if record.outcome in (Outcome.FAILED, Outcome.SHUTDOWN) else log.info
+    shown = record.attempts[-SHOWN:]
+    paired = any(attempt.prefill or attempt.aggregated for attempt in shown)
+    prefills = {"prefills": [attempt.prefill for attempt in shown]} if paired else {}
     write(
         "request end",
         rid=record.rid,
@@ -181,11 +184,10 @@ def publish(record: RequestRecord, trace: TraceFile | None) -> None:
         error=record.error,
         tokens=record.completion_tokens,
         attempts=len(record.attempts),
-        workers=[attempt.worker for attempt in record.attempts[-SHOWN:]],
+        workers=[attempt.worker for attempt in shown],
+        **prefills,
         cuts=[
-            f"{attempt.cause}@{attempt.resumed_from + attempt.tokens}"
-            for attempt in record.attempts[-SHOWN:]
-            if attempt.cause is not None
+            f"{attempt.cause}@{attempt.resumed_from + attempt.tokens}" for attempt in shown if attempt.cause is not None
         ],
         closed_by=record.closed_by,
         seconds=round(record.ended - record.started, 3),

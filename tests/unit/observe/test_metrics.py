@@ -27,6 +27,7 @@ class Attempt:
     tokens: int = 0
     first_token: float | None = None
     last_token: float | None = None
+    aggregated: bool = False
 
 
 def test_every_promised_name_is_there() -> None:
@@ -35,7 +36,7 @@ def test_every_promised_name_is_there() -> None:
         tokens_saved cached_tokens poison ttft_seconds inter_token_seconds loop_lag_seconds worker_state
         worker_in_flight worker_transitions http_requests discovery_up discovery_workers
              queue_depth retry_queue_depth replay_buffer_bytes queue_refusals queue_wait_seconds
-             log_lines_dropped policy_events policy_size"""
+             log_lines_dropped policy_events policy_size aggregated_attempts"""
     assert {f"dyn_relay_{name}" for name in promised.split()} <= names
     assert {name for name in names if not name.startswith("process_")} == {f"dyn_relay_{n}" for n in promised.split()}
 
@@ -74,6 +75,15 @@ def test_what_a_migrated_request_leaves() -> None:
     assert page["inter_token_seconds_sum", ()] == pytest.approx(1.1 + 1.7)
 
 
+def test_attempts_of_pairs_that_one_worker_made_alone() -> None:
+    """--decode-fallback; they are among all attempts, too."""
+    metrics = Metrics()
+    for aggregated in (False, True, True):
+        metrics.attempt_ended(Attempt(aggregated=aggregated))
+    page = read(metrics)
+    assert (page["aggregated_attempts_total", ()], page["attempts_total", (("outcome", "done"),)]) == (2, 3)
+
+
 def test_an_attempt_without_tokens_has_no_pace() -> None:
     metrics = Metrics()
     for attempt in (Attempt("connect"), Attempt(None, 1, 1.0, 1.0)):
@@ -109,16 +119,16 @@ def test_labels_are_bounded() -> None:
 
 def test_workers_are_read_at_the_scrape() -> None:
     metrics = Metrics()
-    fleet = [("w1", "ready", 3), ("w2", "dead", 0)]
+    fleet = [("w1", "decode", "ready", 3), ("w2", "prefill", "dead", 0)]
     metrics.watch_fleet(lambda: fleet)
     page = read(metrics)
-    assert page["worker_state", (("state", "ready"), ("worker", "w1"))] == 1
-    assert page["worker_state", (("state", "dead"), ("worker", "w2"))] == 1
-    assert page["worker_in_flight", (("worker", "w1"),)] == 3
+    assert page["worker_state", (("role", "decode"), ("state", "ready"), ("worker", "w1"))] == 1
+    assert page["worker_state", (("role", "prefill"), ("state", "dead"), ("worker", "w2"))] == 1
+    assert page["worker_in_flight", (("role", "decode"), ("worker", "w1"))] == 3
     assert page["attempts_in_flight", ()] == 3
-    fleet[:] = [("w1", "draining", 1)]
+    fleet[:] = [("w1", "decode", "draining", 1)]
     page = read(metrics)
-    assert ("worker_state", (("state", "ready"), ("worker", "w1"))) not in page
+    assert ("worker_state", (("role", "decode"), ("state", "ready"), ("worker", "w1"))) not in page
     assert page["attempts_in_flight", ()] == 1
 
 
