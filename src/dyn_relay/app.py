@@ -59,8 +59,15 @@ class App:
         network: Network,
         wall: Callable[[], float] = time.time,
         siblings: Siblings | None = None,
+        *,
+        names: random.Random | None = None,
     ) -> None:
-        """`siblings`: the other processes, if it is one of several."""
+        """`siblings`: the other processes, if it is one of several.
+
+        `names`: draws rids and rooms. None: the system's own chance, whatever the seed is: two proxies that have the
+        same one must not give their workers the same names.
+        """
+        names = names or random.SystemRandom()
         self.config = config
         self._siblings = siblings
         self._pages = Pages(siblings.directory, siblings.number, siblings.count) if siblings else None
@@ -97,9 +104,9 @@ class App:
         self.metrics.watch_policies({role.value: policy for role, policy in self.fleet.policies.items()})
         self.discovery = Discovery(self.fleet, discovery.sources(config))
         self.metrics.watch_discovery(self.discovery.samples)
-        self.live = LiveRequests(rng, alone=config.processes == 1)
+        self.live = LiveRequests(names, alone=config.processes == 1)
         self._queue = Queue(config, self.metrics)
-        self.rooms = Rooms(rng)
+        self.rooms = Rooms(names)
         self.metrics.retry_queue_depth.set_function(lambda: self._permits.waiting)
 
     async def serve(
@@ -123,7 +130,7 @@ class App:
                         if siblings.replacement and (told := await siblings.told()) is not None:
                             learn(told, self.fleet, self.discovery)
                     await background.start(self.discovery.run)
-                    if config.pd_disaggregation:
+                    if config.pd_disaggregation and not (siblings is not None and siblings.replacement):
                         await self._check_roles()
                     door.settled.set()
                     task_status.started()

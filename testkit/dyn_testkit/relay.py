@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -104,9 +105,10 @@ async def open_relay(
     """Run a `dyn-relay` as long as the block does, before the workers of these URLs; they need not be ready yet.
 
     `clients`: the network that `Relay.ask` dials from, if it is another one; `options`: those of `dyn_relay.config`.
-    Raises `OSError` if it cannot listen.
+    With a `seed` the names that it draws are the same each time, too. Raises `OSError` if it cannot listen.
     """
-    app = App(Config(host=host, port=port, worker_urls=tuple(workers), **options), network, wall)
+    config = Config(host=host, port=port, worker_urls=tuple(workers), **options)
+    app = App(config, network, wall, names=None if config.seed is None else random.Random(config.seed))
     try:
         listener = await network.listen(host, port)
     except OSError as exc:

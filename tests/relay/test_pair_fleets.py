@@ -1,4 +1,4 @@
-"""Fleets of pairs: roles, who is misplaced, drains, and what happens without prefill workers."""
+"""Fleets of pairs: roles, who is misplaced, drains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dyn_relay.control.siblings import Siblings
 from dyn_testkit import faults
 from dyn_testkit.background import background
 from dyn_testkit.client import Response
-from dyn_testkit.faults import KILL_WORKER, STALL, FaultPlan, at_token
+from dyn_testkit.faults import KILL_WORKER, FaultPlan, at_token
 from dyn_testkit.fleet import open_fleet
 from dyn_testkit.relay import Relay, Rows, open_relay, until
 from dyn_testkit.simnet import SimNetwork
@@ -367,92 +367,3 @@ async def test_an_engines_refusal_is_its_own(autojump_clock, stream, side, code)
         assert sum(len(worker.generates) for worker in w.workers) == 2
         await w.quiet()
         assert len(w.app.rooms) == 0
-
-
-# -- without prefill workers -----------------------------------------------------------------------------------------
-
-
-async def ask(relay: Any, stream: bool) -> Response:
-    body = generate(8, stream=stream, logprob_start_len=0, sampling={"stream_interval": 1})
-    response: Response = await relay.ask(body)
-    assert judged(response, body, ORACLE) == []
-    return response
-
-
-@BOTH
-async def test_decode_fallback(autojump_clock, stream):
-    """While no prefill worker is left whole requests go to a worker that says it is regular; then no more."""
-    network = SimNetwork(1)
-    async with open_fleet(network, "w{}", 30000) as fleet:
-        [prefill] = await fleet(1, options=WorkerOptions(disaggregation="prefill"))
-        [decode] = await fleet(1, options=WorkerOptions(disaggregation="decode"))
-        [spare] = await fleet(1)
-        settings: dict[str, Any] = {"prefill": (prefill.url,), "decode": (decode.url, spare.url), "seed": 1}
-        settings |= {"pd_disaggregation": True, "decode_fallback": True, "log_level": "error"}
-        async with open_relay(network, "proxy", 30000, (), **settings) as relay:
-            await relay.ready()
-            for _ in range(4):
-                assert AGGREGATED not in dict((await ask(relay, stream)).headers)
-            assert spare.generates == []
-            assert not relay.app.fleet.workers[2].misplaced
-
-            prefill.kill()
-            response = await ask(relay, stream)  # before any probe has seen it
-            assert dict(response.headers)[AGGREGATED] == b"yes"
-            assert "bootstrap_room" not in spare.generates[0].json()
-            await trio.sleep(60)
-            for _ in range(3):
-                await ask(relay, stream)
-            assert len(spare.generates) == 4
-            await relay.quiet()
-            assert [row["attempts"][-1]["aggregated"] for row in relay.rows] == [False] * 4 + [True] * 4
-            assert relay.metric("dyn_relay_aggregated_attempts_total") == 4
-
-            await prefill.restart()
-            await relay.ready()
-            assert AGGREGATED not in dict((await ask(relay, stream)).headers)
-            assert len(spare.generates) == 4
-            await relay.quiet()
-            assert len(relay.app.rooms) == 0
-
-
-@BOTH
-@pytest.mark.parametrize("token", [1, 4])
-async def test_an_answer_that_falls_back_in_its_midst(autojump_clock, stream, token):
-    """Both workers of the only pair die: the rest is made by one that does all, and is exact."""
-    network = SimNetwork(1)
-    plan = FaultPlan.in_order([(at_token(token), STALL)])
-    async with open_fleet(network, "w{}", 30000) as fleet:
-        [prefill] = await fleet(1, options=WorkerOptions(disaggregation="prefill"))
-        [decode] = await fleet(1, options=WorkerOptions(disaggregation="decode"), faults=[plan])
-        [spare] = await fleet(1)
-        settings: dict[str, Any] = {"prefill": (prefill.url,), "decode": (decode.url, spare.url), "seed": 1}
-        settings |= {"pd_disaggregation": True, "decode_fallback": True, "log_level": "error"}
-        async with open_relay(network, "proxy", 30000, (), **settings) as relay:
-            await relay.ready()
-
-            async def deaths() -> None:
-                await plan.fired()
-                prefill.kill()
-                decode.kill()
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(deaths)
-                await ask(relay, stream)
-            # The last token may not have come to the proxy, or may have waited there for the prefill worker's answer.
-            assert len(spare.generates[0].json()["input_ids"]) in (3, 3 + token)
-
-
-async def test_without_the_option_such_a_worker_is_misplaced(autojump_clock):
-    """And there is no answer without a prefill worker."""
-    async with pairs(prefill=[None], decode=[None, None]) as w:
-        w.decodes[1].kill()
-        await trio.sleep(60)
-        await w.decodes[1].restart(WorkerOptions())
-        await w.ready()
-        w.prefills[0].kill()
-        await trio.sleep(60)
-        response = await w.ask(generate(stream=False))
-        assert response.status == 503
-        assert (await listed(w))[w.decodes[1].url]["misplaced"]
-        assert w.decodes[1].generates == []

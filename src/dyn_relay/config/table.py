@@ -335,7 +335,7 @@ class Config:
     trace_file: str | None = option(OBSERVE, None, "Append one JSON line per finished request to this file.")
     log_level: LogLevel = option(OBSERVE, "info", "The least that is logged.")
     log_json: bool = option(OBSERVE, False, "Log JSON lines instead of text.")
-    seed: int | None = option(OBSERVE, None, "Seed of every random choice (policy, backoff, names), to replay a run.")
+    seed: int | None = option(OBSERVE, None, "Seed of random choices (policy, backoff), to replay a run.")
 
     def __post_init__(self) -> None:
         for row in OPTIONS:

@@ -109,10 +109,10 @@ class Fleet:
 
     @property
     def able(self) -> bool:
-        """For each part of a request somebody is well, or on trial; or for all of it, and nobody for prompts alone."""
+        """For each part of a request, or for all of it, somebody is well, or on trial."""
         up = [one for one in self._workers.values() if one.healthy or one.state is State.HALF_OPEN]
         parts = {worker.part for worker in up if not worker.misplaced}
-        return {Role.PREFILL, Role.DECODE} <= parts or parts & {Role.PREFILL, Role.REGULAR} == {Role.REGULAR}
+        return {Role.PREFILL, Role.DECODE} <= parts or Role.REGULAR in parts
 
     def get(self, id_or_url: str) -> Worker | None:
         """A worker by id or URL."""

@@ -58,16 +58,9 @@ class Candidates:
     def _members(self) -> list[Worker]:
         return [worker for worker in self._fleet.staying if worker.part is self._role]
 
-    async def gone(self) -> bool:
-        """None of them answers, or there is none."""
-        for worker in self._members:
-            if worker.state is not State.DEAD and not worker.misplaced and await self._fleet.lives(worker):
-                return False
-        return True
-
     @property
     def dead(self) -> bool:
-        """The same, as far as it is known already."""
+        """None of them answers, as far as is known, or there is none."""
         return all(worker.state is State.DEAD or worker.misplaced for worker in self._members)
 
     def unfit(self, excluded: Collection[str]) -> dict[str, str]:

@@ -56,8 +56,8 @@ class Choice:
         self.candidates = self._answerers = of(Role.DECODE if paired else Role.REGULAR)
         #: Who may compute the prompt, where that is another worker's part.
         self.prefills = of(Role.PREFILL) if paired and native else None
-        #: Who may do both, while nobody else computes prompts.
-        self._alone = of(Role.REGULAR) if paired and native and context.config.decode_fallback else None
+        #: Who may do both, where no pair can be made.
+        self._alone = of(Role.REGULAR) if paired and context.config.decode_fallback else None
         self.recovery = Recovery(context)
         #: What is left of its tries; a new value after each failure.
         self.budget = AttemptBudget(context.config.migration_limit)
@@ -100,22 +100,30 @@ class Choice:
             await self.wait(self.recovery.turn)
 
     async def _pair(self) -> Pair | None:
-        self.candidates, prefills, alone = self._answerers, self.prefills, self._alone
-        if prefills is None:
-            return self._single(await self._choose(self.candidates))
-        while alone is None or not prefills.dead:
-            target = await self._choose(self.candidates)
-            prefill = await self._choose(prefills) if target is not None else None
-            if prefill is not None and target is not None:
-                if self._still(target):
-                    return Pair(target, prefill)
-                continue
-            if alone is None or not await self.wait(prefills.gone):
-                return None
-            break
-        assert alone is not None
+        """Those of a pair, or if none can be made one that does all; who is known to be dead is dialled last of all."""
+        alone = self._alone
+        hopeless = self._answerers.dead or (self.prefills is not None and self.prefills.dead)
+        if alone is None or not hopeless:
+            pair = await self._both()
+            if pair is not None or alone is None:
+                return pair
         self.candidates = alone
-        return self._single(await self._choose(alone))
+        target = await self._choose(alone)
+        if target is not None or not hopeless:
+            return Pair(target, None) if target is not None else None
+        return await self._both()
+
+    async def _both(self) -> Pair | None:
+        self.candidates, prefills = self._answerers, self.prefills
+        while (target := await self._choose(self.candidates)) is not None:
+            if prefills is None:
+                return Pair(target, None)
+            prefill = await self._choose(prefills)
+            if prefill is None:
+                break
+            if self._still(target):
+                return Pair(target, prefill)
+        return None
 
     def _still(self, target: Target) -> bool:
         """It has not left, or begun to try another suspect, while the other one was chosen."""
@@ -124,10 +132,6 @@ class Choice:
         return target.worker in fleet.workers and (
             not suspected or fleet.may_try(self._exchange.fingerprint(), target.worker)
         )
-
-    @staticmethod
-    def _single(target: Target | None) -> Pair | None:
-        return Pair(target, None) if target is not None else None
 
     def has_room(self) -> bool:
         """Workers that are well could take the request now."""

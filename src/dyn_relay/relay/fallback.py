@@ -1,4 +1,4 @@
-"""`--decode-fallback`: whether workers that were named for decode do all of the work, since nobody prefills."""
+"""`--decode-fallback`: whether workers that were named for decode do all of the work, since there are no pairs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Fallback:
     def __init__(self) -> None:
         self.on = False
 
-    def note(self, on: bool) -> None:
-        """An attempt has just been placed with a prefill worker, or without."""
+    def note(self, *, on: bool) -> None:
+        """An attempt goes to a worker that does all, or a prefill worker has answered."""
         if on and not self.on:
-            log.warning("no prefill worker is left: workers that were named for decode serve whole requests")
+            log.warning("no pair can be made: workers that were named for decode serve whole requests")
         elif self.on and not on:
-            log.info("a prefill worker is back: requests go to pairs again")
+            log.info("a prefill worker has answered: requests go to pairs again")
         self.on = on

@@ -225,9 +225,8 @@ class LogicalRequest:
             if leg is not None:
                 record.prefill, record.prefill_url = leg.worker.id, leg.worker.url
             record.aggregated = choice.prefills is not None and leg is None
-            if choice.prefills is not None:
-                context.fallback.note(record.aggregated)
             if record.aggregated:
+                context.fallback.note(on=True)
                 self._downstream.aggregate()
             attempt = self._current = Attempt(
                 *(context, exchange, self._downstream, target, rank, record.rid, on_token),
@@ -240,6 +239,8 @@ class LogicalRequest:
                 record.cause, record.detail = (failure.kind.value, failure.words) if failure else (None, "")
             finally:
                 self._close(attempt, record)
+            if leg is not None and leg.answer is not None:
+                context.fallback.note(on=False)
             if failure is None:
                 trial.token()  # an answer that shows no tokens (opaque) clears as well
                 fleet.report(worker, True)

@@ -11,6 +11,7 @@ import trio
 from dyn_relay.formats.base import Answer, Bundle, Exchange, Explanation, NativeRequest, Outbound, Rejected
 from dyn_relay.formats.opaque import OpaqueExchange
 from dyn_relay.formats.traits import Traits
+from dyn_relay.http11.errors import error_body
 from dyn_relay.http11.headers import Headers, get
 from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.relay.context import Context
@@ -25,6 +26,8 @@ from dyn_relay.relay.split import SplitRequest
 
 #: RFC 9110, 9.2.1.
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+#: A worker of a pair would wait for the other half of such a request until its timeout.
+_NOT_FOR_PAIRS = Answer(501, error_body(501, "of all that generates, prefill/decode pairs serve /generate alone"))
 METHOD_NOT_ALLOWED = Answer(405, b'{"detail":"Method Not Allowed"}')
 
 
@@ -56,6 +59,9 @@ class Relay:
         path = request.path.rstrip("/")
         if path in self._context.format.paths:
             await self._native(connection, request, path)
+        elif path in GENERATING and request.method not in _SAFE and self._context.config.pd_disaggregation:
+            self._context.metrics.answered(path, 501)
+            await _answer(connection, _NOT_FOR_PAIRS, [(MIGRATABLE_HEADER, b"no; reason=path")])
         else:
             await self._bridge(connection, request)
 
