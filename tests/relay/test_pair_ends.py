@@ -12,6 +12,7 @@ from dyn_testkit import faults
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.faults import KILL_WORKER, STALL, FaultPlan, Where, at_token
 from dyn_testkit.relay import until
+from dyn_testkit.simnet.link import Link
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged
@@ -115,6 +116,25 @@ async def test_a_client_that_leaves_frees_both_legs(autojump_clock, stream, more
         assert live(w) == [0, 0, 0, 0]
         await w.quiet()
         unblamed(w)
+        assert [row["outcome"] for row in w.rows] == ["client_gone"]
+
+
+@BOTH
+async def test_a_client_that_leaves_while_a_leg_is_told_to_stop(autojump_clock, stream):
+    """The prefill worker was full; the next pair waits until decode knows, and is told so though nobody waits now."""
+    async with pairs(prefill=[None, None], decode=[None], policy="round_robin") as w:
+        w.network.link("proxy", "d1", Link(latency=1))
+        w.prefills[0].scheduler.full = True
+        data = json.dumps(generate(40, stream=stream, rid="R", **UNPROTECTED)).encode()
+        connection = await w.network.connect("proxy", 30000)
+        await connection.send(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data))
+        await until(lambda: w.prefills[0].generates)
+        await trio.sleep(1)  # the order has two seconds to go before it can be sent
+        assert w.decodes[0].aborts == []
+        connection.close()
+        await trio.sleep(5)
+        assert [order["rid"] for order in w.decodes[0].aborts] == ["R"]
+        await w.quiet()
         assert [row["outcome"] for row in w.rows] == ["client_gone"]
 
 

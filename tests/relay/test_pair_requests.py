@@ -208,6 +208,35 @@ async def test_weights_of_the_decode_worker_are_told(autojump_clock, stream):
 
 
 @BOTH
+@pytest.mark.parametrize("tokens", [1, 8])
+async def test_weights_of_the_two_workers_that_differ(autojump_clock, stream, tokens):
+    """H2: the first token, and what all others build upon, are the prefill worker's: the answer crosses versions."""
+    async with pairs(prefill=[None], decode=[None], weights=("8",)) as w:
+        response = await w.ask(generate(tokens, stream=stream))
+        await w.quiet()
+        assert w.rows[0]["crossed_versions"]
+        assert stream or response.header("x-dyn-relay-crossed-versions") == "yes"
+
+
+@BOTH
+async def test_two_workers_of_the_same_weights(autojump_clock, stream):
+    """H2: --weight-version-policy same: a decode worker without a prefill worker that fits gets nothing."""
+    config = {"policy": "round_robin", "weight_version_policy": "same"}
+    async with pairs(prefill=[None], decode=[None, None], weights=("8", "default"), **config) as w:
+        for _ in range(3):
+            body = generate(8, stream=stream)
+            assert judged(await w.ask(body), body, ORACLE) == []
+        assert [len(worker.generates) for worker in w.decodes] == [0, 3]
+        await w.quiet()
+        assert not any(row["crossed_versions"] for row in w.rows)
+        w.decodes[1].kill()
+        response = await w.ask(generate(8, stream=stream))
+        assert response.status == 503
+        assert b"weight_version" in response.body
+        assert w.decodes[0].generates == []
+
+
+@BOTH
 async def test_weights_that_must_be_the_same(autojump_clock, stream):
     """H2: --weight-version-policy same leaves other decode workers, and other prefill workers, out."""
     plan = FaultPlan.in_order([(at_token(5), KILL_WORKER)])

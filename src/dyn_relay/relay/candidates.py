@@ -14,17 +14,39 @@ from dyn_relay.relay.record import RequestRecord
 class Candidates:
     """The fleet's workers of one part, as one request sees them."""
 
-    def __init__(self, fleet: Fleet, exchange: Exchange, record: RequestRecord, role: Role) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        exchange: Exchange,
+        record: RequestRecord,
+        role: Role,
+        prefills: Candidates | None = None,
+    ) -> None:
+        """`prefills`: those one of which is to be beside the one that is chosen."""
         self._fleet = fleet
         self._role = role
         self._exchange = exchange
         self._record = record
+        self._prefills = prefills
+        #: The decode worker that was chosen, beside which one is chosen now.
+        self.decode: Worker | None = None
 
     def may_take(self, worker: Worker) -> bool:
-        """The first attempt may go to any of them."""
-        if worker.part is not self._role:
+        """The first attempt may go to any of them, of a pair to any two that fit."""
+        if worker.part is not self._role or self._odd(worker):
             return False
         return not self._record.started_work or not self._exchange.unfit(worker.traits)
+
+    def _odd(self, worker: Worker) -> str:
+        """Why it can be no pair, with the decode worker or with any prefill worker; "" if it can."""
+        mismatch, reason = self._exchange.mismatch, ""
+        if self.decode is not None:
+            return mismatch(self.decode.traits, worker.traits)
+        for prefill in self._prefills._members if self._prefills is not None else ():
+            reason = mismatch(worker.traits, prefill.traits)
+            if not reason:
+                break
+        return reason
 
     def has_all(self, worker: Worker) -> bool:
         """It may take it, and has what the request asks for."""
@@ -66,5 +88,6 @@ class Candidates:
     def unfit(self, excluded: Collection[str]) -> dict[str, str]:
         """Of those, the ones that are passed over, by id, and why."""
         begun, unfit, lacks = self._record.started_work, self._exchange.unfit, self._exchange.lacks
-        reasons = {one.id: (begun and unfit(one.traits)) or lacks(one.traits) for one in self.left(excluded)}
+        left = self.left(excluded)
+        reasons = {one.id: self._odd(one) or (begun and unfit(one.traits)) or lacks(one.traits) for one in left}
         return {name: reason for name, reason in reasons.items() if reason}

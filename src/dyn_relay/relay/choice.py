@@ -50,12 +50,12 @@ class Choice:
     ) -> None:
         paired = context.config.pd_disaggregation
 
-        def of(role: Role) -> Candidates:
-            return Candidates(context.fleet, exchange, record, role)
+        def of(role: Role, prefills: Candidates | None = None) -> Candidates:
+            return Candidates(context.fleet, exchange, record, role, prefills)
 
-        self.candidates = self._answerers = of(Role.DECODE if paired else Role.REGULAR)
         #: Who may compute the prompt, where that is another worker's part.
         self.prefills = of(Role.PREFILL) if paired and native else None
+        self.candidates = self._answerers = of(Role.DECODE if paired else Role.REGULAR, self.prefills)
         #: Who may do both, where no pair can be made.
         self._alone = of(Role.REGULAR) if paired and context.config.decode_fallback else None
         self.recovery = Recovery(context)
@@ -118,6 +118,7 @@ class Choice:
         while (target := await self._choose(self.candidates)) is not None:
             if prefills is None:
                 return Pair(target, None)
+            prefills.decode = target.worker
             prefill = await self._choose(prefills)
             if prefill is None:
                 break

@@ -16,12 +16,16 @@ class Chores:
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
 
-    def start(self, work: Callable[[], Awaitable[object]]) -> None:
-        """Begin one; nobody waits for it."""
-        self._nursery.start_soon(self._survive, work)
+    def start(self, work: Callable[[], Awaitable[object]]) -> trio.Event:
+        """Begin one; what is returned is set when it is over, for who cannot go on before."""
+        over = trio.Event()
+        self._nursery.start_soon(self._survive, work, over)
+        return over
 
-    async def _survive(self, work: Callable[[], Awaitable[object]]) -> None:
+    async def _survive(self, work: Callable[[], Awaitable[object]], over: trio.Event) -> None:
         try:
             await work()
         except Exception as exc:
             log.error("a chore failed because of a defect of the proxy", exc_info=exc)
+        finally:
+            over.set()

@@ -364,11 +364,10 @@ class LogicalRequest:
             return False
         return not (self.abort_wished or fleet.paused) and self._choice.has_room()
 
-    def _leave(self) -> None:
-        """Give the current attempt up: its worker, which may still live, is told to stop."""
+    def _leave(self) -> list[trio.Event]:
+        """Give the current attempt up: its workers, which may still live, are told to stop."""
         attempt, self._current = self._current, None
-        for tell_it in farewells(self._context, attempt):
-            self._context.chores.start(tell_it)
+        return [self._context.chores.start(tell_it) for tell_it in farewells(self._context, attempt)]
 
     # -- after a failure -------------------------------------------------------------------------------------------
 
@@ -378,9 +377,8 @@ class LogicalRequest:
         assert attempt is not None
         if attempt.paired and not self._exchange.verdict.migratable:
             # The next attempt has the same name, and may go to one of the two: it must not be taken for this one.
-            self._current = None
-            for tell_it in farewells(self._context, attempt):
-                await unless_gone(self._client, tell_it)
+            for told in self._leave():
+                await unless_gone(self._client, told.wait)
         elif failure.rule.abort or attempt.paired:
             self._leave()
         self._current, self._last = None, attempt

@@ -78,6 +78,8 @@ class SglangExchange(Reader):
         self._one_piece = False
         #: The finish that was made here.
         self._local: tuple[Fields, Fields] | None = None
+        #: Versions of the weights that have computed prompts for earlier attempts, in other workers.
+        self._computed: set[object] = set()
         #: The reason of one that is made as soon as its rows to replay are there; {} for none.
         self._owed_finish: dict[str, object] = {}
 
@@ -144,6 +146,7 @@ class SglangExchange(Reader):
         self._settle()
         if number == 0:
             self._ledger.opened = now
+        self._computed |= self._prompt_version()
         if not self.verdict.migratable:
             rid = self.rid
         self._stops = self._rules.stops[traits.model, traits.text]
@@ -166,6 +169,7 @@ class SglangExchange(Reader):
         if pairing is not None:
             told, begun = rid if self.named or not self._as_is else "", self.delivered > 0
             attempt.prefilled = Prefilled(request, told, self._ledger.replays, self._rules.codec, begun=begun)
+            attempt.prefilled.version = pairing.traits.weight_version
             place, prefill = legs(request, pairing, place, first=number == 0, whole=self._as_is)
             self.beside = self._outbound(pairing.traits, prefill)
         return self._outbound(traits, place)
@@ -407,10 +411,17 @@ class SglangExchange(Reader):
     def crossed_versions(self) -> bool | None:
         """True if an answer's tokens come from more than one weight version; None if not all that made them told."""
         answers = [{*map(label, self._versions()), *self._labels[0]}, *self._labels.values()]
-        if any(len(labels - {None}) > 1 for labels in answers):
+        # The first token, and what all others build upon, are the prefill worker's.
+        computed = self._computed | self._prompt_version()
+        if any(len((labels | computed) - {None}) > 1 for labels in answers):
             return True
         unseen = not self.verdict.migratable and not any(answers)
         return None if unseen or any(None in labels for labels in answers) else False
+
+    def _prompt_version(self) -> set[object]:
+        """Of the weights that have computed the current attempt's prompt, if another worker has."""
+        prefilled = self._attempt.prefilled
+        return set() if prefilled is None or not self.attempt_tokens else {label(prefilled.version)}
 
     def resampled(self) -> bool:
         """True if several attempts drew the tokens, and not all by their positions."""

@@ -55,7 +55,7 @@ class Prefilled:
         start = request.value("logprob_start_len")
         # Asked for single ids, an engine tells one position of the prompt even if it was asked for none.
         self._inputs = logprobs and not begun and (self._ids or start not in (ABSENT, None, -1))
-        #: The weights that it computed the prompt with, once it has told.
+        #: The weights that it computed the prompt with, as far as is known.
         self.version: object = None
         #: By the answer's number in a batch; None until it is there.
         self._parts: dict[int, Fields] | None = None
@@ -136,7 +136,8 @@ class Prefilled:
         """Is it an answer to this request, with all that it must tell of the prompt? Raises `Foreign`."""
         if self._rid and plain(meta["id"]) != self._rid:
             raise Foreign("the prefill worker's answer is another request's")
-        self.version = plain(meta["weight_version"]) if "weight_version" in meta else None
+        if "weight_version" in meta:
+            self.version = plain(meta["weight_version"])
         if not self._inputs or self._request.value("return_logprob") is not True:
             return
         rows = read_rows(meta.get(_INPUT_LOGPROBS, Raw(b"null")))
