@@ -12,7 +12,7 @@ from dyn_testkit import faults
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.faults import KILL_WORKER, STALL, FaultPlan, Where, at_token
 from dyn_testkit.relay import until
-from dyn_testkit.simnet.link import Link
+from dyn_testkit.simnet import CLIENT, Link
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged
@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_frees_both_legs(autojump_clock, stream, more
 async def test_a_client_that_leaves_while_a_leg_is_told_to_stop(autojump_clock, stream):
     """The prefill worker was full; the next pair waits until decode knows, and is told so though nobody waits now."""
     async with pairs(prefill=[None, None], decode=[None], policy="round_robin") as w:
-        w.network.link("proxy", "d1", Link(latency=1))
+        w.network.link(CLIENT, "d1", Link(latency=1))
         w.prefills[0].scheduler.full = True
         data = json.dumps(generate(40, stream=stream, rid="R", **UNPROTECTED)).encode()
         connection = await w.network.connect("proxy", 30000)

@@ -17,7 +17,7 @@ from dyn_testkit import faults
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.faults import KILL_WORKER, STALL, Fault, FaultPlan, abort_event, at_token
 from dyn_testkit.relay import until
-from dyn_testkit.simnet.link import Link
+from dyn_testkit.simnet import CLIENT, Link
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged
@@ -228,7 +228,7 @@ async def test_a_drain_while_the_prefill_workers_answer_is_awaited(autojump_cloc
 async def test_a_mistake_is_told_as_one_worker_tells_it(autojump_clock, stream, sampling, late, more):
     """Whichever leg is heard first: in a stream as an event inside a 200."""
     async with pairs(prefill=[None], decode=[None]) as w:
-        w.network.link("proxy", late, Link(latency=0.3))
+        w.network.link(CLIENT, late, Link(latency=0.3))
         body = generate(stream=stream, sampling=sampling, rid="R", **more)
         alone = await fetch(w.network, w.prefills[0].url, "/generate", {**body, "bootstrap_room": 1})
         response = await w.ask(body)
