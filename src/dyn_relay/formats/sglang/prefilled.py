@@ -1,8 +1,8 @@
 """What the prefill worker's answer adds to the decode worker's: see `pair.py`.
 
 Source: SGLang 0.5.23. The decode worker tells nothing of the prompt (`input_*`: output_streamer.py:566), has rows in
-the place of the prompt's that it never computed, and an empty list in the place of the first token's
-`token_ids_logprob` (decode.py:2755).
+the place of the prompt's that it never computed, and nothing, null, in the place of the first token's
+`token_ids_logprob` (decode.py:2757).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dyn_relay.formats.sglang.wire import Fields, Foreign, NotJson, number, plai
 _INPUT = "input_"
 _INPUT_LOGPROBS = "input_token_logprobs"
 _IDS_LOGPROBS = "output_token_ids_logprobs"
-_EMPTY = b"[]"
+_NOTHING = (b"null", b"[]")
 
 
 class Prefilled:
@@ -213,5 +213,5 @@ def _with_inputs(meta: Fields, inputs: Fields) -> Fields:
 def _tell_first(meta: Fields, prefill: Raw) -> None:
     """The row of the first token, which the prefill worker has drawn, where an event has it."""
     rows, tokens, theirs = read_rows(meta[_IDS_LOGPROBS]), number(meta, "completion_tokens"), read_rows(prefill)
-    if rows and len(rows) == tokens and bytes(rows[0]) == _EMPTY and theirs:
+    if rows and len(rows) == tokens and bytes(rows[0]) in _NOTHING and theirs:
         meta[_IDS_LOGPROBS] = raw([theirs[0], *rows[1:]])
