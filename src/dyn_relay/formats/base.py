@@ -249,6 +249,9 @@ class Exchange(Protocol):
         Not to be called once `complete` has given bytes.
         """
 
+    def secondhand(self, answer: Answer, events: Sequence[Event] | None) -> bool:
+        """Does the prefill worker's answer only say that the decode worker has ended its part? That one says why."""
+
     def prefilled(self, answer: Answer, events: Sequence[Event] | None, now: float) -> bytes:
         """The prefill worker's whole answer, and its `events` if it is a stream of them; return as `feed`.
 

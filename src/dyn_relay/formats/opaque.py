@@ -59,6 +59,9 @@ class OpaqueExchange:
     ) -> Outbound:
         return self._outbound
 
+    def secondhand(self, answer: Answer, events: Sequence[Event] | None) -> bool:
+        return False
+
     def prefilled(self, answer: Answer, events: Sequence[Event] | None, now: float) -> bytes:
         raise NotImplementedError  # nothing is sent beside it
 

@@ -194,7 +194,7 @@ class Attempt:
         failure: Failure | None = None
         errors: list[Exception] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(leg.run, beside, headers, lambda: self._reading.cancel())
+            nursery.start_soon(leg.run, self._exchange, beside, headers, lambda: self._reading.cancel())
             try:
                 failure = await self._converse(upstream, outbound, headers)
             except Exception as exc:  # carried out of the nursery as it is
@@ -294,7 +294,8 @@ class Attempt:
         if reader.done and end in _KINDS:
             self._spoken_beside = True
             kind = self._kind(end, leg.answer.status)
-            return Failure(kind, Phase.ANSWERED, leg.target.id, f"prefill: {exchange.detail}")
+            who = self._target if leg.secondhand else leg.target  # decode has ended it, and still does not say why
+            return Failure(kind, Phase.ANSWERED, who.id, f"prefill: {exchange.detail}")
         return None
 
     async def _ask(self, question: Outbound, reader: AnswerReader, headers: Headers) -> Failure | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import trio
 
 from dyn_relay.fleet.target import Lease, Target
-from dyn_relay.formats.base import Answer, Event, Outbound
+from dyn_relay.formats.base import Answer, Event, Exchange, Outbound
 from dyn_relay.formats.traits import Pairing
 from dyn_relay.http11.client import BadResponse, fetch
 from dyn_relay.http11.errors import EventTooLarge
@@ -23,7 +23,7 @@ from dyn_relay.relay.failure import Failure, Kind, Phase
 from dyn_relay.relay.reader import MAX_WHOLE_ANSWER
 from dyn_relay.relay.rooms import Rooms
 
-#: Seconds in which decode, if it has the cache, gives its first token.
+#: Seconds in which decode, if it has the cache, gives its first token; if it has ended, it says why.
 HANDOVER_GRACE = 0.5
 
 
@@ -45,6 +45,8 @@ class Leg:
         #: Of an answer that is a stream.
         self.events: list[Event] | None = None
         self.failure: Failure | None = None
+        #: The answer says no more than that decode has ended its part.
+        self.secondhand = False
         self._context = context
         self._lease = lease
         self._rank = rank
@@ -70,12 +72,13 @@ class Leg:
     def decided_at(self) -> float:
         """From when on the attempt goes by what came of it, in seconds of the loop's clock; inf: not yet.
 
-        One that was lost may have handed its cache over already: then decode's first token is about to come.
+        One that was lost may have handed its cache over already: then decode's first token is about to come. One that
+        only knows that decode has ended its part leaves it to that to say why.
         """
         lost = self.failure is not None and self.failure.kind is Kind.CUT
-        return self._finished_at + HANDOVER_GRACE * lost
+        return self._finished_at + HANDOVER_GRACE * (lost or self.secondhand)
 
-    async def run(self, outbound: Outbound, headers: Headers, over: Callable[[], None]) -> None:
+    async def run(self, exchange: Exchange, outbound: Outbound, headers: Headers, over: Callable[[], None]) -> None:
         """Send it and read the answer. `over` is called when there is an answer, or a failure."""
         self.running = True
         async with trio.open_nursery() as nursery:
@@ -84,6 +87,7 @@ class Leg:
             nursery.cancel_scope.cancel()
         self.running = self.failure is not None and self.failure.kind is not Kind.CONNECT
         self._end_lease()
+        self.secondhand = self.answer is not None and exchange.secondhand(self.answer, self.events)
         self._finished_at = trio.current_time()
         self.finished.set()
         over()

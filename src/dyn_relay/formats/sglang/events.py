@@ -96,6 +96,18 @@ BUSY_MESSAGES = (
 _HANDOVER_ABORTED = re.compile(r"KVTransferError\(bootstrap_room=-?\d+\): Aborted by AbortReq\.?$")
 
 
+#: How its prefill leg says that something has ended the transfer of which this process knows no reason: its decode leg,
+#: which was aborted or has waited too long, has told it so (common/conn.py, `AbortNotification`).
+_ENDED_BY_THE_OTHER = re.compile(
+    r"KVTransferError\(bootstrap_room=-?\d+\): Failed due to an unknown reason from another rank\.?$"
+)
+
+
+def ended_by_the_other(message: str) -> bool:
+    """Do a prefill worker's words leave the reason of a failure to its decode worker?"""
+    return _ENDED_BY_THE_OTHER.search(message) is not None
+
+
 class Kind(enum.Enum):
     """What an event says."""
 

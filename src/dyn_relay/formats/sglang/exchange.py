@@ -20,6 +20,7 @@ from dyn_relay.formats.sglang.events import (
     DONE_EVENT,
     Fault,
     Kind,
+    ended_by_the_other,
     error_object,
     fault,
     framed,
@@ -30,7 +31,7 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.needs import needs_of
-from dyn_relay.formats.sglang.pair import Prefilled, inputs_of, legs
+from dyn_relay.formats.sglang.pair import Prefilled, inputs_of, legs, secondhand
 from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
@@ -187,6 +188,12 @@ class SglangExchange(Reader):
         """Something of the decode worker's answer needs what the prefill worker says."""
         prefilled = self._attempt.prefilled
         return prefilled is not None and prefilled.waits and self.end is None
+
+    def secondhand(self, answer: Answer, events: Sequence[Event] | None) -> bool:
+        """Does the prefill worker's answer only say that the decode worker has ended its part? That one says why."""
+        if answer.status >= 400:
+            return answer.status == 500 and ended_by_the_other(_message(answer.body))
+        return events is not None and secondhand(events)
 
     def prefilled(self, answer: Answer, events: Sequence[Event] | None, now: float) -> bytes:
         """The prefill worker's whole answer; return what the client's body gets. Raises `CannotComplete`."""

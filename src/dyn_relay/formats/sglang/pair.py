@@ -17,7 +17,7 @@ from dyn_relay.formats.sglang.affinity import pinned
 from dyn_relay.formats.sglang.batch import asked
 from dyn_relay.formats.sglang.codec import Codec
 from dyn_relay.formats.sglang.continuation import BOOTSTRAP, placed
-from dyn_relay.formats.sglang.events import DONE, Fault, Kind, fault, kind, whole_decoder
+from dyn_relay.formats.sglang.events import DONE, Fault, Kind, ended_by_the_other, fault, kind, whole_decoder
 from dyn_relay.formats.sglang.replay import Replay
 from dyn_relay.formats.sglang.request import ABSENT, Request
 from dyn_relay.formats.sglang.wire import Fields, Foreign, NotJson, number, raw, read, read_fields, read_rows
@@ -152,10 +152,24 @@ class Prefilled:
             meta[name] = joined
 
 
+def secondhand(events: Sequence[Event]) -> bool:
+    """Does a prefill worker's answer, a stream, leave the reason of its failure to the decode worker?"""
+    for _, data in events:
+        if data in (b"", DONE):
+            continue
+        try:
+            event = read(whole_decoder, data)
+            if kind(event) is Kind.ERROR:
+                return ended_by_the_other(fault(event).message)
+        except (Foreign, NotJson):
+            return False
+    return False
+
+
 def _unanswered(events: Sequence[Event]) -> bool:
     """Are the decode worker's first events no answer, for which nobody has to wait: an error, or nothing yet?
 
-    The prefill worker is not told that the decode worker has failed: it may wait for that for minutes.
+    The prefill worker may not be told that the decode worker has failed: it may wait for that for minutes.
     """
     said = [data for _, data in events if data not in (b"", DONE)]
     for data in said:
