@@ -31,7 +31,7 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.needs import needs_of
-from dyn_relay.formats.sglang.pair import Prefilled, inputs_of, legs, secondhand
+from dyn_relay.formats.sglang.pair import Prefilled, asks_for_chosen, inputs_of, legs, secondhand
 from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.request import Request, header
@@ -165,7 +165,8 @@ class SglangExchange(Reader):
         place, self.beside = continuation.placed(traits, rank), None
         if pairing is not None:
             inputs = () if self.delivered else inputs_of(request)
-            attempt.prefilled = Prefilled(inputs, self._ledger.replays, self._rules.codec)
+            chosen = asks_for_chosen(request)
+            attempt.prefilled = Prefilled(inputs, self._ledger.replays, self._rules.codec, chosen=chosen)
             place, prefill = legs(request, pairing, place, first=number == 0)
             self.beside = self._outbound(pairing.traits, prefill)
         return self._outbound(traits, place)
@@ -211,7 +212,7 @@ class SglangExchange(Reader):
             self._fault = found
             self._stop(found.end(self.attempt_tokens), found.message)
             return b""
-        return self._read(held, now)
+        return self._sewn(held, now)
 
     def stall_allowance(self) -> float:
         """Seconds that the asked-for cadence explains."""

@@ -3,7 +3,8 @@
 Source: SGLang 0.5.23. Both get the same request, with the same room: the prefill worker computes the prompt and one
 token, hands the cache over, and then answers with that token and all `input_*` of the prompt (prefill.py:1014, :1219).
 The decode worker answers with every token, and has no `input_*` (output_streamer.py:566). So the client gets decode's
-answer with prefill's `input_*` in it.
+answer with prefill's `input_*` in it. Of the first token decode was told the logprob and the top ones, but not those of
+chosen ids: where they are to be it says null (decode.py:2757).
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ from dyn_relay.formats.traits import Pairing
 
 #: What only the prefill worker knows of the prompt, under `meta_info`.
 INPUTS = ("input_token_logprobs", "input_top_logprobs", "input_token_ids_logprobs")
+#: What only it knows of the first token.
+CHOSEN = "output_token_ids_logprobs"
+#: Bytes of a list in which its first element begins.
+_BEGINNING = 16
 
 
 def legs(request: Request, pairing: Pairing, decode: Fields, *, first: bool) -> tuple[Fields, Fields]:
@@ -59,17 +64,30 @@ def inputs_of(request: Request) -> Sequence[str]:
     """What of its answer only the prefill worker knows: nothing, unless logprobs of the prompt are asked for."""
     start = request.value("logprob_start_len")
     asked_for = start is not ABSENT and start is not None and start != -1
-    return INPUTS if asked_for and request.value("return_logprob") not in (ABSENT, None, False) else ()
+    return INPUTS if asked_for and _has_logprobs(request) else ()
+
+
+def asks_for_chosen(request: Request) -> bool:
+    """Are logprobs of chosen ids asked for, of which those of an attempt's first token are the prefill worker's?"""
+    return _has_logprobs(request) and request.value("token_ids_logprob") not in (ABSENT, None, [])
+
+
+def _has_logprobs(request: Request) -> bool:
+    return request.value("return_logprob") not in (ABSENT, None, False)
 
 
 class Prefilled:
     """The prefill worker's part in an answer. Events of the decode worker wait for it, if they need it."""
 
-    __slots__ = ("_codec", "_held", "_names", "_parts", "_replays")
+    __slots__ = ("_chosen", "_codec", "_held", "_names", "_parts", "_replays")
 
-    def __init__(self, names: Sequence[str], replays: Mapping[str, Replay], codec: Codec) -> None:
-        """`names`: what of `meta_info` is the prefill worker's alone; `replays`: rows that both have a part of."""
+    def __init__(self, names: Sequence[str], replays: Mapping[str, Replay], codec: Codec, *, chosen: bool) -> None:
+        """`names`: what of `meta_info` is the prefill worker's alone; `replays`: rows that both have a part of.
+
+        `chosen`: it has the first of `CHOSEN`.
+        """
         self._names = names
+        self._chosen = chosen
         self._replays = replays
         self._codec = codec
         #: By the answer's number in a batch; None until it is there.
@@ -83,7 +101,7 @@ class Prefilled:
 
     def take(self, events: Sequence[Event]) -> Sequence[Event]:
         """The decode worker's events as the client may see them; those that have to wait come with `told`."""
-        if not self._names and not self._replays:
+        if not self._names and not self._replays and not self._chosen:
             return events
         if self._parts is None:
             if not self._held and _unanswered(events):
@@ -98,7 +116,7 @@ class Prefilled:
         Raises as events that cannot be read.
         """
         parts: dict[int, Fields] = {}
-        wanted = (*self._names, *self._replays)
+        wanted = (*self._names, *self._replays, *((CHOSEN,) if self._chosen else ()))
         for body in bodies:
             if body == DONE:
                 continue
@@ -139,6 +157,8 @@ class Prefilled:
         for name, replay in self._replays.items():
             if name in meta:
                 self._join(replay, meta, part.get(name))
+        if CHOSEN in meta and CHOSEN in part:
+            meta[CHOSEN] = _with_first(meta[CHOSEN], part[CHOSEN])
         return raw({**fields, "meta_info": raw(meta)})
 
     def _join(self, replay: Replay, meta: Fields, prefill: Raw | None) -> None:
@@ -150,6 +170,16 @@ class Prefilled:
             joined = self._codec.join(name, prefill, decode, replay.rows(prompt + 1), rows)
         if joined is not None:
             meta[name] = joined
+
+
+def _with_first(decode: Raw, prefill: Raw) -> Raw:
+    """Decode's list with prefill's only element in the place of a null at its beginning."""
+    body = bytes(decode)
+    at = body.find(b"null", 0, _BEGINNING)
+    if at < 0 or body[:at].strip() != b"[":
+        return decode
+    first = read_rows(prefill)
+    return Raw(body[:at] + bytes(first[0]) + body[at + 4 :]) if first else decode
 
 
 def secondhand(events: Sequence[Event]) -> bool:

@@ -79,13 +79,18 @@ class Reader(Account):
 
     def feed(self, events: Sequence[Event], now: float) -> bytes:
         """Take whole events; return what the client's body gets."""
-        seam, prefilled = self._attempt.seam, self._attempt.prefilled
+        prefilled = self._attempt.prefilled
         if prefilled is not None:
             try:
                 events = prefilled.take(events)
             except UNREADABLE as exc:
                 self._stop(End.GARBAGE, str(exc))
                 return b""
+        return self._sewn(events, now)
+
+    def _sewn(self, events: Sequence[Event], now: float) -> bytes:
+        """Take events that are as one worker's."""
+        seam = self._attempt.seam
         if seam is not None:
             try:
                 events = seam.take(events)
