@@ -16,13 +16,14 @@ from functools import partial
 from random import Random
 from typing import Any
 
+import click
 import httpx
 import trio
 from judging import judge, keep, strike_during
 from lab import Lab
 
-from dyn_chaos import engines, load
-from dyn_chaos.audit import busiest
+from dyn_chaos import engines, load, report
+from dyn_chaos.audit import busiest, listed
 from dyn_chaos.engines import Server, StockServer
 from dyn_chaos.load import Plan
 from dyn_chaos.processes import free_port
@@ -33,6 +34,8 @@ from dyn_testkit.watch import started
 STREAMS, TOKENS = 16, 400
 #: Prompts that take an engine a tenth of a second, more while others are computed.
 LONG, LONG_PROMPT = 8, 1500
+#: Seconds after the sending in which the prompts of `LONG` requests are being computed.
+WHILE_COMPUTING = 0.15
 #: Requests that do not come to their end, the seconds in which that happens to them, how many at once.
 STORM, WITHIN, AT_ONCE = 80, 0.25, 4
 #: Seconds in which engines have to be free of what nobody waits for.
@@ -250,7 +253,7 @@ async def struck(
     *,
     part: str,
     role: str,
-    strike: Callable[[Engine], Awaitable[None]],
+    strike: Callable[[Server, Engine], Awaitable[None]],
     at: int,
     moves: bool | None,
     flags: Sequence[str] = (),
@@ -260,15 +263,14 @@ async def struck(
     victims: list[Engine] = []
     async with trio.open_nursery() as nursery:
         relay = await w.relay(nursery, part, flags)
-        beside: list[Engine] = w.prefills if role == "prefill" else w.decodes
 
         async def strike_the_busiest() -> None:
             if not at:
-                await trio.sleep(0.15)
-            victims.append(await busiest(relay.url, beside))
-            await strike(victims[0])
+                await trio.sleep(WHILE_COMPUTING)
+            victims.append(await busiest(relay.url, w.prefills if role == "prefill" else w.decodes))
+            await strike(relay, victims[0])
 
-        ready = started(sum(plan.body["stream"] for plan in plans), at) if at else (lambda watch: True)
+        ready = started(sum(bool(plan.body.get("stream")) for plan in plans), at) if at else (lambda watch: True)
         records = await strike_during(relay.url, named(plans, part), ready, strike_the_busiest, outcome)
         keep(w.lab, f"pairs-{part}", records)
         await judge(relay, records, of(w.references, plans), outcome, moves=moves)
@@ -279,7 +281,7 @@ async def struck(
 async def killed(w: Pairs, outcome: Outcome, **how: Any) -> None:
     """SIGKILL of everything; the others are free soon, and it comes back."""
 
-    async def kill(engine: Engine) -> None:
+    async def kill(relay: Server, engine: Engine) -> None:
         engine.running.kill()
 
     victim = await struck(w, outcome, strike=kill, **how)
@@ -294,7 +296,7 @@ async def killed(w: Pairs, outcome: Outcome, **how: Any) -> None:
 async def stopped(w: Pairs, outcome: Outcome, **how: Any) -> None:
     """SIGSTOP of the scheduler; after SIGCONT it holds nothing."""
 
-    async def stop(engine: Engine) -> None:
+    async def stop(relay: Server, engine: Engine) -> None:
         os.kill(engine.running.scheduler, signal.SIGSTOP)
 
     victim = await struck(w, outcome, strike=stop, flags=SILENCE, **how)
@@ -307,15 +309,11 @@ async def stopped(w: Pairs, outcome: Outcome, **how: Any) -> None:
 
 async def drained(w: Pairs, outcome: Outcome, **how: Any) -> None:
     """It is to be empty at once, by the proxy's own order."""
-    relays: list[str] = []
 
-    async def drain(engine: Engine) -> None:
-        relay = (w.lab.logs / f"relay-pairs-{how['part']}-{w.lab.flavour}.log").read_text()
-        relays.append(relay.split("listening on ", 1)[1].split()[0])
+    async def drain(relay: Server, engine: Engine) -> None:
         async with load.client() as http:
-            listed = (await http.get(f"{relays[0]}/workers")).json()["workers"]
-            [worker] = [each for each in listed if each["url"].rstrip("/") == engine.url]
-            (await http.post(f"{relays[0]}/workers/{worker['id']}/drain", params={"after": "0"})).raise_for_status()
+            [worker] = [one for one in await listed(http, relay.url) if one["url"].rstrip("/") == engine.url]
+            (await http.post(f"{relay.url}/workers/{worker['id']}/drain", params={"after": "0"})).raise_for_status()
 
     await struck(w, outcome, strike=drain, **how)
     busy = await w.free()
@@ -363,7 +361,7 @@ async def pairs(lab: Lab, outcome: Outcome) -> None:
         [Engine(lab, "decode") for _ in range(2)],
         *(plans, long, references),
     )
-    wanted = os.environ.get("DYN_LIVE_PARTS", "").split() or list(PARTS)
+    wanted = os.environ.get("DYN_LIVE_PARTS", "").split() or PARTS
     try:
         for engine in w.engines:
             await engine.start()
@@ -376,10 +374,10 @@ async def pairs(lab: Lab, outcome: Outcome) -> None:
                 part.expect(False, "crash", repr(error))
                 break
             finally:
+                part.facts["took"] = f"{trio.current_time() - began:.0f} s"
+                click.echo("  " + report.line(part))
                 outcome.findings += [replace(finding, key=f"{name}: {finding.key}") for finding in part.findings]
-                facts = ", ".join(f"{what}: {fact}" for what, fact in part.facts.items())
-                outcome.facts[name] = f"{facts}, took: {trio.current_time() - began:.0f} s"
-                print(f"      {name}: {outcome.facts[name]} {part.findings[:3]}", flush=True)
+                outcome.facts[name] = ", ".join(f"{what} {fact}" for what, fact in part.facts.items())
     finally:
         with trio.CancelScope(shield=True):
             for engine in w.engines:
