@@ -61,10 +61,11 @@ async def listen(nursery: trio.Nursery, name: str, argv: Sequence[str], logs: Pa
 async def relay(
     nursery: trio.Nursery, workers: Sequence[str], logs: Path, flags: Sequence[str] = (), name: str = "relay"
 ) -> Server:
-    """`dyn-relay serve` before `workers`, its trace in `logs`/NAME.jsonl."""
+    """`dyn-relay serve` before `workers`, or those that `flags` name; its trace in `logs`/NAME.jsonl."""
     trace = logs / f"{name}.jsonl"
     trace.unlink(missing_ok=True)
-    argv = [script("dyn-relay"), "serve", "--worker-urls", *workers, "--port", "0", "--trace-file", str(trace), *flags]
+    named = ("--worker-urls", *workers) if workers else ()
+    argv = [script("dyn-relay"), "serve", *named, "--port", "0", "--trace-file", str(trace), *flags]
     return await listen(nursery, name, argv, logs)
 
 

@@ -21,19 +21,21 @@ from typing import Any
 import click
 import msgspec
 import trio
+from judging import judge, keep, strike_during
 from kv import kv_events
 from lab import FLAVOURS, Lab, flush
+from pairs import pairs
 from rich.console import Console
 
-from dyn_chaos import load, report, sampler
+from dyn_chaos import load, report
 from dyn_chaos.audit import busiest
 from dyn_chaos.engines import TOLERANCE, Server, Stock, StockServer
 from dyn_chaos.load import Plan
 from dyn_chaos.report import Outcome
-from dyn_chaos.verdict import MOVES, verdict, widest
+from dyn_chaos.verdict import widest
 from dyn_testkit import checkers, fold, history
 from dyn_testkit.checkers.logprobs import widest_difference
-from dyn_testkit.history import End, History, Record, Run
+from dyn_testkit.history import Record
 from dyn_testkit.watch import Watch, started
 
 STREAMS = 16
@@ -49,58 +51,7 @@ PROBES = ("--health-check-interval-secs", "1", "--health-failure-threshold", "2"
 #: The HTTP process answers this path from memory, whatever has become of the engine behind it.
 LYING = (*SILENCE, "--health-check-endpoint", "/model_info")
 
-#: The proxy says here whether it would rescue a request.
-MIGRATABLE = "x-dyn-relay-migratable"
-
 Strike = Callable[[StockServer], Awaitable[None]]
-
-
-async def strike_during(
-    relay: str,
-    plans: Sequence[Plan],
-    ready: Callable[[Watch], bool],
-    strike: Callable[[], Awaitable[None]],
-    outcome: Outcome,
-    watch: Watch | None = None,
-) -> dict[str, Record]:
-    """Run the load, `strike` once `ready` holds, wait for both. If the load ends before `ready`, that is a finding."""
-    watch = watch or Watch()
-    struck = False
-
-    async def wait_and_strike() -> None:
-        nonlocal struck
-        await watch.until(ready)
-        struck = True
-        outcome.facts["tokens at the strike"] = sum(watch.tokens.values())
-        outcome.facts["ended before it"] = len(watch.ended)
-        await strike()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait_and_strike)
-        records = await load.send_all(relay, plans, watch)
-        if not struck:
-            nursery.cancel_scope.cancel()
-    outcome.expect(struck, "vacuous", "the load ended before the strike")
-    return records
-
-
-async def judge(
-    relay: Server,
-    records: Mapping[str, Record],
-    references: Mapping[str, Record],
-    outcome: Outcome,
-    moves: bool | None = True,
-) -> None:
-    """Check every record, that the proxy holds nothing any more, and that it migrated something if it had to."""
-    async with load.client() as http:
-        last = await sampler.settled(http, relay.url, relay.child.pid, 0.0)
-    run = Run(tolerance=TOLERANCE, settings={MOVES: moves})
-    judged = verdict(History(run, dict(records), dict(references), samples=[last], end=End()))
-    outcome.findings += judged.findings
-    outcome.facts |= judged.facts
-    for record in records.values():
-        said = record.headers.get(MIGRATABLE)
-        outcome.expect(said == "yes", "header", f"{MIGRATABLE}: {said}", record.key)
 
 
 async def baseline(lab: Lab, outcome: Outcome) -> None:
@@ -147,7 +98,7 @@ async def untouched(lab: Lab, outcome: Outcome) -> None:
     async with trio.open_nursery() as nursery:
         relay = await lab.relay(nursery, engines, "untouched", ())
         records = await load.send_all(relay.url, _load(lab, "untouched"))
-        _keep(lab, "untouched", records)
+        keep(lab, "untouched", records)
         await judge(relay, records, references, outcome, moves=False)
         nursery.cancel_scope.cancel()
 
@@ -167,7 +118,7 @@ async def _death(
             await strike(victim[0])
 
         records = await strike_during(relay.url, _load(lab, name), started(BEGUN, at), strike_the_busiest, outcome)
-        _keep(lab, name, records)
+        keep(lab, name, records)
         await judge(relay, records, references, outcome)
         rows = _read_trace(lab, name, STREAMS, outcome)
         modes = {row["streaming"] for row in rows if len(row["attempts"]) > 1}
@@ -212,7 +163,7 @@ async def kill_twice(lab: Lab, outcome: Outcome) -> None:
             victims[1].kill()
 
         records = await strike_during(relay.url, _load(lab, "kill-twice"), started(1, 20), kill_two, outcome, watch)
-        _keep(lab, "kill-twice", records)
+        keep(lab, "kill-twice", records)
         await judge(relay, records, references, outcome)
         rows = _read_trace(lab, "kill-twice", STREAMS, outcome)
         outcome.facts["moved twice"] = sum(len(row["attempts"]) > 2 for row in rows)
@@ -238,7 +189,7 @@ async def drain(lab: Lab, outcome: Outcome) -> None:
             late.update(await load.send_all(relay.url, [load.renamed(plan, "late") for plan in _plans(lab)[:4]]))
 
         records = await strike_during(relay.url, _load(lab, "drain"), started(BEGUN), terminate_and_send_more, outcome)
-        _keep(lab, "drain", records | late)
+        keep(lab, "drain", records | late)
         wanted = references | {f"late-{plan.key}": references[plan.key] for plan in _plans(lab)[:4]}
         await judge(relay, records | late, wanted, outcome, moves=None)
         rows = _read_trace(lab, "drain", len(wanted), outcome)
@@ -265,7 +216,7 @@ async def poison(lab: Lab, outcome: Outcome) -> None:
 
         records = await strike_during(relay.url, _load(lab, "poison"), started(BEGUN), send_poison, outcome)
         kept = {f"poison-{i}": msgspec.structs.replace(answer, key=f"poison-{i}") for i, answer in enumerate(answers)}
-        _keep(lab, "poison", records | kept)
+        keep(lab, "poison", records | kept)
         await judge(relay, records, references, outcome)
         await trio.sleep(8)  # an engine needs 5 s to die of its scheduler
         dead = [letter for letter, engine in zip("abcd", engines, strict=True) if not engine.child.alive]
@@ -306,7 +257,7 @@ async def twenty_kills(lab: Lab, outcome: Outcome) -> None:
             ready = partial(_told, point)
             kill = partial(strike, relay, engines, victim)
             records = await strike_during(relay.url, _load(lab, name), ready, kill, outcome)
-            _keep(lab, name, records)
+            keep(lab, name, records)
             await judge(relay, records, references, outcome, moves=None)
             moved += outcome.facts.pop("migrations")
             _read_trace(lab, name, STREAMS, outcome)
@@ -334,6 +285,7 @@ CASES: dict[str, Callable[[Lab, Outcome], Awaitable[None]]] = {
     "kill-twice": kill_twice,
     "poison": poison,
     "kv-events": kv_events,
+    "pairs": pairs,
     "twenty-kills": twenty_kills,
 }
 
@@ -374,10 +326,6 @@ async def _until_migrating(relay: str) -> None:
                 if load.total(await load.metrics(http, relay), "dyn_relay_migrations_total"):
                     return
                 await trio.sleep(0.02)
-
-
-def _keep(lab: Lab, name: str, records: dict[str, Record]) -> None:
-    history.save(lab.logs / f"history-{name}-{lab.flavour}.jsonl", history.of_records(records, {}).entries())
 
 
 def _read_trace(lab: Lab, name: str, requests: int, outcome: Outcome) -> list[dict[str, Any]]:

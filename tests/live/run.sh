@@ -13,6 +13,7 @@ case " $* " in
 esac
 mkdir -p "$home"
 bash "$here/install_sglang_cpu.sh" "$home/venv"
+bash "$here/install_pd.sh" "$home/venv" || echo "prefill/decode pairs will not start" >&2
 [ -f "$home/models/qwen3moe-fp32/tokenizer_config.json" ] || # the last file that it makes
   PYTHONPATH=$here/shim PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 \
     "$home/venv/bin/python" "$here/make_models.py" "$home/models" > "$home/models.log" 2>&1 ||

@@ -13,7 +13,7 @@ from dyn_testkit.client import Response, fetch
 from dyn_testkit.faults import KILL_WORKER, STALL, FaultPlan, Where, at_token
 from dyn_testkit.relay import until
 from dyn_testkit.simnet import CLIENT, Link
-from dyn_testkit.worker import WorkerOptions
+from dyn_testkit.worker import MockWorker, Phase, WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged
 from tests.relay.pairs import Pairs, pairs
@@ -37,6 +37,10 @@ def finish(response: Response) -> str:
 
 def live(w: Pairs) -> list[int]:
     return [worker.live for worker in w.workers]
+
+
+def phase_of(worker: MockWorker) -> Phase | None:
+    return worker.phases[-1][1] if worker.phases else None
 
 
 def unblamed(w: Pairs) -> None:
@@ -157,6 +161,35 @@ async def test_a_trainers_abort_at_the_workers_is_not_rescued(autojump_clock, st
             for worker in told:
                 await fetch(w.network, worker.url, "/abort_request", {"abort_all": True})
         assert answers[0].status == 200
+        assert finish(answers[0]) == "abort"
+        assert sum(len(worker.generates) for worker in w.workers) == 2
+        await w.quiet()
+        unblamed(w)
+
+
+@BOTH
+@KINDS
+@pytest.mark.parametrize("wish", ["at the worker", "at the proxy"])
+async def test_prefill_says_first_that_decode_has_ended(autojump_clock, stream, more, wish):
+    """I6, H5: a decode worker that is told to abort tells prefill, which calls that a failure of unknown reason.
+
+    Decode's own words, which are later here, say what it was: no failure, and nothing to rescue.
+    """
+    async with pairs(prefill=[None], decode=[None], options=WorkerOptions(tick=0.05, transfer_ticks=100)) as w:
+        w.network.link(CLIENT, "d1", Link(latency=0.2))
+        answers: list[Response] = []
+
+        async def client() -> None:
+            answers.append(await w.ask(generate(8, stream=stream, rid="R", **more)))
+
+        async with trio.open_nursery() as clients:
+            clients.start_soon(client)
+            await until(lambda: all(phase_of(worker) is Phase.TRANSFER for worker in w.workers))
+            if wish == "at the worker":
+                await fetch(w.network, w.decodes[0].url, "/abort_request", {"abort_all": True})
+            else:
+                await w.ask({"rid": "R"}, "/abort_request")
+        assert answers[0].status == 200, (answers[0].body, w.rows)
         assert finish(answers[0]) == "abort"
         assert sum(len(worker.generates) for worker in w.workers) == 2
         await w.quiet()

@@ -2,7 +2,8 @@
 
 `/health` and `/route` are SGLang 0.5.23's (disaggregation/common/conn.py). How the KV travels is the mock's own: the
 decode leg posts its room to `/mock/take` and keeps the connection; the prefill leg answers on it once it has something
-to give; the decode leg posts `/mock/took` when it has all of it. A leg that ends before closes the connection.
+to give; the decode leg posts `/mock/took` when it has all of it. A leg that ends before posts `/mock/drop`, and closes
+the connection; a process that dies only closes it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import trio
 from dyn_relay.net import Connection, ConnectionBroken, Listener
 from dyn_testkit.worker.wire import TEXT, BadRequest, Reply, Request, json_reply, keeps_alive, read_request, reply_bytes
 
-TAKE, TOOK = "/mock/take", "/mock/took"
+TAKE, TOOK, DROP = "/mock/take", "/mock/took", "/mock/drop"
 #: What `/route` wants to know of; -1 for all of them asks for the whole server.
 RANKS = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
 
@@ -29,6 +30,8 @@ class Visitor:
     connection: Connection
     #: It has all that it came for.
     served: bool = False
+    #: It has said that it wants it no more.
+    dropped: bool = False
     _gone: trio.Event = field(default_factory=trio.Event)
 
     async def give(self, data: bytes) -> None:
@@ -91,6 +94,9 @@ class BootstrapServer:
                     self._changed = trio.Event()
                 elif request.path == TOOK:
                     visitor.leave(served=True)
+                elif request.path == DROP:
+                    visitor.dropped = True
+                    visitor.leave(served=False)
                 else:
                     keep = keeps_alive(request)
                     await connection.send(reply_bytes(self._answer(request), self.wall(), keep))

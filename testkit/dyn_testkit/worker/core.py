@@ -124,7 +124,7 @@ class MockWorker:
             self.scheduler.leg = PrefillLeg(self.options, rooms, self._bootstrap)
         elif self.options.disaggregation == "decode":
             dials = self.network.host(self.host) if isinstance(self.network, SimNetwork) else self.network
-            self.scheduler.leg = DecodeLeg(self.options, rooms, dials)
+            self.scheduler.leg = DecodeLeg(self.options, rooms, dials, lambda: self.alive)
         reader = Reader(self.options, self._new_rid, self._next_rank, self._next_draw)
         self._generator = Generator(self.scheduler, reader, self.renderer)
 

@@ -3,7 +3,8 @@
 Both workers get the same request. The prefill leg waits until the decode leg has come to its bootstrap server
 (`BOOTSTRAP`), computes the prompt and one token, hands over what it has (`TRANSFER`), and answers with that token. The
 decode leg finds out where to go (`BOOTSTRAP`), waits for what it is to get (`TRANSFER`), and answers with all tokens.
-Nobody tells a leg that the other one has ended: what is left alone waits for its timeout, or for the heartbeat to fail.
+A decode leg that ends while it waits tells the prefill leg, which then ends, too (`AbortNotification`). Else nobody
+tells a leg that the other one has ended: what is left alone waits for its timeout, or for the heartbeat to fail.
 
 Texts of errors and numbers: `disaggregation/{prefill,decode}.py` and `common/conn.py`, and recorded answers.
 """
@@ -24,7 +25,7 @@ from dyn_relay.net import ConnectFailed, Connection, Network
 from dyn_testkit import engine
 from dyn_testkit.client import Ongoing, Response, begin, fetch
 from dyn_testkit.faults import Spot
-from dyn_testkit.worker.bootstrap import RANKS, TAKE, TOOK, BootstrapServer, Visitor
+from dyn_testkit.worker.bootstrap import DROP, RANKS, TAKE, TOOK, BootstrapServer, Visitor
 from dyn_testkit.worker.contract import Aborted, Poisoned
 from dyn_testkit.worker.inject import Injector
 from dyn_testkit.worker.jobs import Job
@@ -38,6 +39,8 @@ _ATTEMPTS, _BETWEEN = 15, 1.0
 #: Seconds that a question to a bootstrap server may take, and failed heartbeats in a row that are a death.
 _PATIENCE, _FAILURES = 5.0, 2
 _BY_REQUEST = "Aborted by AbortReq."
+#: What a prefill leg says that its decode leg has told to end: it knows no reason.
+_BY_THE_OTHER = "Failed due to an unknown reason from another rank"
 
 
 class Phase(enum.Enum):
@@ -169,8 +172,12 @@ class PrefillLeg:
         await first(give, visitor.gone, partial(scheduler.aborted, live))
         if visitor.served:
             return
-        dead = f"Decode instance could be dead, remote mooncake session {visitor.connection.peer} is not alive"
-        raise _failed("Prefill transfer", "req", job, dead if live.abort is None else _BY_REQUEST)
+        reason = f"Decode instance could be dead, remote mooncake session {visitor.connection.peer} is not alive"
+        if live.abort is not None:
+            reason = _BY_REQUEST
+        elif visitor.dropped:
+            reason = _BY_THE_OTHER
+        raise _failed("Prefill transfer", "req", job, reason)
 
 
 @dataclass(slots=True)
@@ -202,10 +209,14 @@ class _Parcel:
         kv: dict[str, Any] = response.json()
         return kv
 
-    def close(self) -> None:
-        """Want it no more."""
-        if self.connection is not None:
-            self.connection.close()
+    async def close(self, *, tell: bool) -> None:
+        """Want it no more, and `tell` so."""
+        if self.connection is None:
+            return
+        if tell:
+            with trio.CancelScope(deadline=trio.current_time() + _PATIENCE, shield=True):
+                await begin(self.connection, DROP, {})
+        self.connection.close()
 
 
 @dataclass(slots=True)
@@ -232,6 +243,8 @@ class DecodeLeg:
     options: WorkerOptions
     rooms: Rooms
     network: Network
+    #: The process lives.
+    alive: Callable[[], bool]
     #: DP ranks of the prefill workers that it knows, by bootstrap address.
     prefills: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -279,8 +292,8 @@ class DecodeLeg:
     ) -> dict[str, Any]:
         job, patience, interval = live.job, self.options.waiting_timeout, self.options.heartbeat or math.inf
         began = trio.current_time()
-        heartbeat = _Heartbeat(partial(self._alive, address), interval, began + interval)
-        parcel = _Parcel()
+        heartbeat = _Heartbeat(partial(self._answers, address), interval, began + interval)
+        parcel, taken = _Parcel(), False
 
         async def until(wait: Callable[[], Awaitable[Any]]) -> Any:
             ended, value = await first(
@@ -302,14 +315,15 @@ class DecodeLeg:
             await until(partial(parcel.begins, self.network, *address, wanted) if meets else trio.sleep_forever)
             await inject.at(Spot.IN_TRANSFER)
             kv = await until(parcel.ends)
+            taken = True
             if not wanted["room"]:
                 await until(trio.sleep_forever)  # 0 is what stands where no room was written yet
         finally:
-            parcel.close()
+            await parcel.close(tell=not taken and self.alive())
         assert isinstance(kv, dict)
         return kv
 
-    async def _alive(self, address: tuple[str, int]) -> bool:
+    async def _answers(self, address: tuple[str, int]) -> bool:
         return (await self._get(address, "/health")).status == 200
 
     async def _get(self, address: tuple[str, int], path: str) -> Response:

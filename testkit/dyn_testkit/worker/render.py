@@ -35,7 +35,7 @@ class Live:
     ids: list[int] = field(default_factory=list)
     token_logprobs: list[Entry] = field(default_factory=list)
     top_logprobs: list[list[Entry]] = field(default_factory=list)
-    ids_logprobs: list[list[Entry]] = field(default_factory=list)
+    ids_logprobs: list[list[Entry] | None] = field(default_factory=list)
     #: `[version, start, end]` in output tokens.
     versions: list[list[Any]] = field(default_factory=list)
     #: The prompt's `input_*` keys, once computed.
@@ -64,7 +64,8 @@ class Live:
             if job.top_logprobs_num:
                 self.top_logprobs.append(_top(job, model, step.view))
             if job.token_ids_logprob:
-                self.ids_logprobs.append(_chosen(job, model, step.view))
+                # A decode worker is told the first token's logprob and top logprobs, not these (decode.py:2757).
+                self.ids_logprobs.append(_chosen(job, model, step.view) if told is None else None)
 
     def tell(self, finish: dict[str, Any] | None) -> str:
         """More text: all tokens so far are given to the detokenizer; "" without one."""

@@ -40,8 +40,11 @@ def value(response: Response, dialect: str = "cumulative") -> dict[str, Any]:
 
 
 def joined(prefill: dict[str, Any], decode: dict[str, Any]) -> dict[str, Any]:
-    """What a router makes of both: decode's answer with prefill's account of the prompt."""
+    """What a router makes of both: decode's answer with prefill's account of the prompt, and of chosen ids at first."""
     inputs = {name: part for name, part in prefill["meta_info"].items() if name.startswith("input_")}
+    chosen = decode["meta_info"].get("output_token_ids_logprobs")
+    if chosen and chosen[0] is None:
+        inputs["output_token_ids_logprobs"] = prefill["meta_info"]["output_token_ids_logprobs"] + chosen[1:]
     return decode | {"meta_info": decode["meta_info"] | inputs}
 
 

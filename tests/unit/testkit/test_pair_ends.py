@@ -98,7 +98,7 @@ async def test_a_leg_alone_waits_for_its_timeout(
 async def test_an_aborted_leg_is_gone_at_once(
     autojump_clock: trio.testing.MockClock, roles: tuple[str, ...], role: str, phase: Phase, leave: bool
 ) -> None:
-    """I6: by request, or because its client has left. The other leg is told nothing."""
+    """I6: by request, or because its client has left. Only decode tells the other leg, which cannot say why."""
     async with simulated(transfer_ticks=5) as pair:
         async with running(pair, *roles) as request:
             worker = request.worker(role)
@@ -119,7 +119,7 @@ async def test_an_aborted_leg_is_gone_at_once(
             status, message = failure(request.answers[other])
             assert status == 500
             wanted = "timed out after 300.0s in KVPoll.WaitingForInput"
-            assert (wanted if role == "prefill" else "Decode instance could be dead") in message
+            assert (wanted if role == "prefill" else "Failed due to an unknown reason from another rank") in message
         assert free(pair)
         assert await works(pair)
 

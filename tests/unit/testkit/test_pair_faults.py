@@ -35,7 +35,10 @@ def fate(role: str, where: Where, what: What) -> str:
         return ""
     if role == "prefill":
         return "Lost connection" if what == faults.KILL_WORKER else TIMED_OUT["decode"]
-    return TIMED_OUT["prefill"] if where == AT_BOOTSTRAP else "Decode instance could be dead"
+    if where == AT_BOOTSTRAP:
+        return TIMED_OUT["prefill"]
+    silent = what in (faults.KILL_WORKER, faults.STALL, faults.GARBAGE)
+    return "Decode instance could be dead" if silent else "unknown reason from another rank"
 
 
 async def other_leg(pair: Pair, plan: FaultPlan, role: str, stream: bool) -> tuple[Response, Response | None]:

@@ -73,6 +73,34 @@ class _NoCudart:
 if torch.version.cuda is None:
     torch.cuda.cudart = lambda: _NoCudart
 
+if os.environ.get("SHIM_IGNORE_PIN_MEMORY") == "1":
+    # Prefill/decode pairs ask for pinned memory and for events of an accelerator outright. Without one, plain memory
+    # does, and everything has already happened.
+    _empty = torch.empty
+
+    def _unpinned(*args, pin_memory=False, **kwargs):
+        return _empty(*args, **kwargs)
+
+    class _Event:
+        def __init__(self, *args, **kwargs):
+            pass
+
+        def record(self, *args):
+            pass
+
+        def wait(self, *args):
+            pass
+
+        def synchronize(self):
+            pass
+
+        def query(self):
+            return True
+
+    torch.empty = _unpinned
+    torch.cuda.Event = _Event
+    torch.cuda.current_stream = lambda *args, **kwargs: None
+
 
 def __getattr__(name):
     if name.startswith("__"):
