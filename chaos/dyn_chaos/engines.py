@@ -138,7 +138,8 @@ class StockServer(Server):
 
     async def stop(self) -> None:
         """Kill it, reap it, and remove what it would leave in shared memory."""
+        late = processes.mapped(processes.group(self.child.pid), _SHARED_MEMORY)  # it may be ready before it maps them
         self.kill()
         await self.child.wait()
-        for path in self.shared_memory:
+        for path in self.shared_memory.union(late):
             path.unlink(missing_ok=True)

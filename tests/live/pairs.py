@@ -258,7 +258,7 @@ async def struck(
     moves: bool | None,
     flags: Sequence[str] = (),
 ) -> Engine | None:
-    """Strike the busier engine of a role once every stream has `at` tokens; with 0, while prompts are computed."""
+    """Strike the busier engine of a role once half of the streams have `at` tokens; 0: while prompts are computed."""
     plans = w.plans if at else w.long
     victims: list[Engine] = []
     async with trio.open_nursery() as nursery:
@@ -270,7 +270,8 @@ async def struck(
             victims.append(await busiest(relay.url, w.prefills if role == "prefill" else w.decodes))
             await strike(relay, victims[0])
 
-        ready = started(sum(bool(plan.body.get("stream")) for plan in plans), at) if at else (lambda watch: True)
+        streams = sum(bool(plan.body.get("stream")) for plan in plans)
+        ready = started(streams // 2, at) if at else (lambda watch: True)
         records = await strike_during(relay.url, named(plans, part), ready, strike_the_busiest, outcome)
         keep(w.lab, f"pairs-{part}", records)
         await judge(relay, records, of(w.references, plans), outcome, moves=moves)

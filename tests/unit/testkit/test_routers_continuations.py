@@ -25,7 +25,7 @@ def losing(monkeypatch, lose):
     """This project's proxy, whose continuations were changed."""
     real = SglangExchange.dispatch
 
-    def dispatch(self, traits, rid, now, rank=None):
+    def dispatch(self, traits, rid, now, rank=None, pairing=None):
         out = real(self, traits, rid, now)
         if not self._attempt.number:
             return out
