@@ -183,7 +183,7 @@ class Prefilled:
         decode, joined = meta.pop(name), None
         if prompt is not None and tokens is not None:
             rows = replay.rows(prompt + tokens)
-            joined = self._codec.join(name, prefill, decode, replay.rows(prompt + 1), rows)
+            joined = self._codec.join(name, prefill, decode, replay.rows(prompt + 1), rows, replay.widths)
         if joined is not None:
             meta[name] = joined
 
