@@ -300,7 +300,9 @@ def pair(format: SglangFormat, decode: str, prefill: str, tokens: int) -> bytes:
     """The stream of a pair that tells these rows."""
     exchange = opened(format, tokens)
     rooms = iter(range(1, 9))
-    sent = json.loads(exchange.dispatch(A, "mine", 1.0, pairing=Pairing(B, "p", 1, None, lambda: next(rooms))).body)
+    sent = json.loads(
+        exchange.dispatch(A, "mine", 1.0, pairing=Pairing(B, "p", 1, None, lambda: next(rooms), lambda room: True)).body
+    )
     exchange.head(200, SSE_HEAD)
     finish = json.loads(Engine(chunks=(tokens,)).events(sent)[0][1])
     first = json.loads(Engine().events(sent)[0][1])

@@ -27,7 +27,19 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.replay import Replay
 from dyn_relay.formats.sglang.request import ABSENT, Request
-from dyn_relay.formats.sglang.wire import NULL, Fields, Foreign, NotJson, number, plain, raw, read, read_fields, read_rows, write
+from dyn_relay.formats.sglang.wire import (
+    NULL,
+    Fields,
+    Foreign,
+    NotJson,
+    number,
+    plain,
+    raw,
+    read,
+    read_fields,
+    read_rows,
+    write,
+)
 
 #: What begins so, under `meta_info`, is of the prompt.
 _INPUT = "input_"
