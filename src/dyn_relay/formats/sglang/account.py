@@ -217,8 +217,8 @@ class Account:
         base, prompt, finish = self._attempt.base, self._request.prompt_tokens, last is Kind.FINISH
         length, first = prompt + base + total, finish and not base
         for replay in self._ledger.replays.values():
-            if first and not (prompt and replay.curious(length)):
-                continue  # the client's as it is
+            if first and not (prompt and replay.curious(length)):  # the client's as it is
+                continue
             value = meta_of(data).get(replay.name, NULL) if finish or replay.key in data else NULL
             if value == NULL:
                 if finish and base and replay.owed and finish_type(event) != "abort":
