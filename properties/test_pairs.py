@@ -27,18 +27,20 @@ GOALS = (
     *("nothing happens", "another pair", "continued", "continued twice", "dialect changed across a cut"),
     *("prefill ended before it met decode", "prefill ended during the transfer", "prefill ended after the transfer"),
     *("decode ended before it met prefill", "decode ended during the transfer", "decode ended after the transfer"),
-    *("logprobs of the prompt", "rows to replay", "stream", "unary", "one byte a read"),
+    *("logprobs of the prompt", "rows to replay", "rows from a position on", "stream", "unary", "one byte a read"),
 )
 
 
-def asking(body, experts, indexer):
-    """The same request for rows to replay."""
-    rows = {"return_routed_experts": True} if experts else {}
-    return json.dumps(json.loads(body) | rows | ({"return_indexer_topk": True} if indexer else {})).encode()
+def asking(body, experts, indexer, start):
+    """The same request for rows to replay, those of the experts from a position on."""
+    asked = json.loads(body)
+    more = {"routed_experts_start_len": min(start, len(asked["input_ids"]))} if start is not None else {}
+    rows = {"return_routed_experts": True} | more if experts else {}
+    return json.dumps(asked | rows | ({"return_indexer_topk": True} if indexer else {})).encode()
 
 
 def bodies():
-    return st.builds(asking, some.bodies(), st.booleans(), st.booleans())
+    return st.builds(asking, some.bodies(), st.booleans(), st.booleans(), st.none() | st.integers(0, 4))
 
 
 @pytest.fixture(scope="module")

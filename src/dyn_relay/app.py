@@ -9,12 +9,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import structlog
 import trio
 
+from dyn_relay.chosen import BUILT_IN, format_of
 from dyn_relay.config import Config
 from dyn_relay.control.endpoints import Endpoints
 from dyn_relay.control.routes import Door
@@ -25,7 +27,6 @@ from dyn_relay.fleet.discovery import catalog as discovery
 from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.worker import State
-from dyn_relay.formats import catalog
 from dyn_relay.http11.client import Pool
 from dyn_relay.http11.server import Limits, serve
 from dyn_relay.net import Listener, Network
@@ -78,14 +79,7 @@ class App:
         self._wall = wall
         rng = random.Random(config.seed)
         self._rng = rng
-        self._format = catalog.make(
-            config.format,
-            config.on_abort,
-            config.weight_version_policy,
-            tell_recomputed_rows=config.tell_recomputed_rows,
-            pd_disaggregation=config.pd_disaggregation,
-            trust_client_bootstrap=config.trust_client_bootstrap,
-        )
+        self._format = format_of(config)
         self._pool = Pool(
             network,
             idle_secs=config.upstream_pool_idle_timeout_secs,
@@ -134,7 +128,9 @@ class App:
                         await self._check_roles()
                     door.settled.set()
                     task_status.started()
-                    await serve(listener, door, self._limits(), draining=self.draining, on_error=_report)
+                    await serve(
+                        listener, door, self._limits(), draining=self.draining, on_error=partial(_report, config.format)
+                    )
                     # The last requests may have left workers that still have to be told.
                     chores.cancel_scope.deadline = trio.current_time() + ORDER_TIMEOUT
             finally:
@@ -196,13 +192,14 @@ class App:
 async def _answer_siblings(listener: Listener, door: Door) -> None:
     """Until the end: also what drains has metrics, and requests that can be aborted."""
     try:
-        await serve(listener, door.inner, Limits(), draining=trio.Event(), on_error=_report)
+        await serve(listener, door.inner, Limits(), draining=trio.Event(), on_error=partial(_report, BUILT_IN))
     finally:
         listener.close()
 
 
-def _report(exc: Exception) -> None:
-    log.error("a request failed because of a defect of the proxy", exc_info=exc)
+def _report(format: str, exc: Exception) -> None:
+    whose = "" if format == BUILT_IN else f", or of the format {format}"
+    log.error(f"a request failed because of a defect of the proxy{whose}", exc_info=exc)
 
 
 class Misplaced(Exception):

@@ -73,10 +73,21 @@ def _with_options(run: Callable[[Loaded], None], name: str, text: str) -> click.
             loaded = load(_given(flags), os.environ, config)
         except ConfigError as exc:
             raise click.UsageError(str(exc)) from None
+        _try_format(loaded)
         run(loaded)
 
     file = click.Option(["--config"], metavar="FILE", default=None, help=f"A TOML file.  [{CONFIG_ENV}]")
     return _OptionsCommand(name, callback=callback, params=[*map(_flag, OPTIONS), file], help=text)
+
+
+def _try_format(loaded: Loaded) -> None:
+    """Make it once, before anything listens or is forked: it may be somebody else's."""
+    from dyn_relay.chosen import format_of
+
+    try:
+        format_of(loaded.config)
+    except ValueError as exc:
+        raise click.UsageError(f"format: {exc} (from {loaded.origins['format']})") from None
 
 
 def _serve(loaded: Loaded) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
+import structlog
 from click.testing import CliRunner
 
+from dyn_relay import app
 from dyn_relay.cli import main
 from dyn_relay.config import OPTIONS, Config, ConfigError, load
 from dyn_relay.config.__main__ import reference
@@ -37,7 +40,7 @@ def distribute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dist
 
 
 def write(folder: Path, code: str) -> None:
-    (folder / "a_format_of_mine.py").write_text(code)
+    (folder / "a_format_of_mine.py").write_text(dedent(code))
 
 
 def test_the_built_in_format_is_an_entry_point_of_ours() -> None:
@@ -48,10 +51,17 @@ def test_the_built_in_format_is_an_entry_point_of_ours() -> None:
 
 def test_a_format_of_another_distribution_is_made_with_the_options(tmp_path: Path, distribute: Distribute) -> None:
     distribute("other", "other = a_format_of_mine:made")
-    write(tmp_path, "def made(on_abort, weights, **others): return on_abort, weights.text, others")
+    code = """
+        from dyn_relay.formats.sglang.format import SglangFormat
+        def made(on_abort, weights, **others):
+            found = SglangFormat()
+            found.options = on_abort, weights.text, others
+            return found
+    """
+    write(tmp_path, code)
     made = catalog.make("other", "resume", "same", tell_recomputed_rows=True, trust_client_bootstrap=True)
     others = {"tells_recomputed": True, "paired": False, "trusts_bootstrap": True}
-    assert made == ("resume", "same", others)  # type: ignore[comparison-overlap]
+    assert made.options == ("resume", "same", others)  # type: ignore[attr-defined]
     assert Config(format="other").format == "other"
     assert isinstance(catalog.make("sglang"), SglangFormat)
 
@@ -78,6 +88,7 @@ def test_an_unknown_name_lists_what_is_there(source: str, tmp_path: Path, distri
         ("1 / 0", "ZeroDivisionError('division by zero')"),
         ("", "AttributeError("),
         ("made = 1", "a_format_of_mine:made cannot be called"),
+        ("raise SystemExit(3)", "SystemExit(3)"),
     ],
 )
 def test_a_broken_one_names_its_distribution(
@@ -92,6 +103,63 @@ def test_a_broken_one_names_its_distribution(
         load({"format": "broken"}, {})
     assert words in str(caught.value)
     load({"format": "sglang"}, {})
+
+
+OURS = "from dyn_relay.formats.sglang.format import SglangFormat as Ours"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("class made: pass", ", cannot be made: TypeError('made() takes no arguments')"),
+        ("def made(on_abort, weights, *, tells_recomputed): pass", "unexpected keyword argument 'paired'"),
+        ("def made(*a, **k): raise RuntimeError('boom')", ", cannot be made: RuntimeError('boom')"),
+        ("def made(*a, **k): raise SystemExit(3)", ", cannot be made: SystemExit(3)"),
+        ("def made(*a, **k): raise ValueError('no pairs')", "other 1.2: no pairs"),
+        ("def made(*a, **k): return None", "gives None, which is no format: it has no `name`, it has no `paths`"),
+        ("class made:\n  def __init__(self, *a, **k): pass", "which is no format: it has no `name`"),
+        (f"{OURS}\nclass made(Ours): info_paths = property(lambda self: 1 / 0)", "ZeroDivisionError"),
+        (f"{OURS}\nclass made(Ours): paths = ['/generate']", "`paths` is no frozenset"),
+        (f"{OURS}\nclass made(Ours): explain = None", "it has no method `explain`"),
+        (f"{OURS}\nclass made(Ours): codec = None", "`codec` is no `Codec`"),
+        (f"{OURS}\nclass made(Ours): codec = type(Ours.codec)", "`codec` is no `Codec`"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_one_that_cannot_be_used_is_told_before_anything_listens(
+    command: str, code: str, words: str, tmp_path: Path, distribute: Distribute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By both commands, in the same words, with whose it is and where it was chosen."""
+    monkeypatch.delitem(sys.modules, "a_format_of_mine", raising=False)
+    distribute("other", "mine = a_format_of_mine:made")
+    write(tmp_path, code)
+    done = CliRunner().invoke(main, [command, "--format", "mine"])
+    assert done.exit_code == 2, done.output
+    assert "format: 'mine', of the distribution other 1.2" in done.output
+    assert words in done.output
+    assert "(from --format)" in done.output
+
+
+def test_a_check_makes_the_format_with_the_options(
+    tmp_path: Path, distribute: Distribute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "a_format_of_mine", raising=False)
+    distribute("other", "mine = a_format_of_mine:made")
+    write(
+        tmp_path,
+        f"{OURS}\ndef made(on_abort, *a, **k):\n  if on_abort == 'resume': raise ValueError('no')\n  return Ours()",
+    )
+    runner = CliRunner()
+    assert runner.invoke(main, ["check", "--format", "mine"]).exit_code == 0
+    assert runner.invoke(main, ["check", "--format", "mine", "--on-abort", "resume"]).exit_code == 2
+
+
+def test_an_exception_may_be_the_formats_fault() -> None:
+    with structlog.testing.capture_logs() as lines:
+        app._report("mine", KeyError("x"))
+        app._report("sglang", KeyError("x"))
+    words = "a request failed because of a defect of the proxy"
+    assert [line["event"] for line in lines] == [f"{words}, or of the format mine", words]
 
 
 def test_a_name_that_two_claim_is_refused(distribute: Distribute) -> None:

@@ -69,7 +69,7 @@ class Splitter:
             simple = data[start : start + 6] == b"data: " and data[end - 2 : end] == b"\n\n"
             if not simple or end - start > self._max_event:
                 return events + self._split(data[start:])
-            events.append((data[start:end], data[start + 6 : end - 2]))
+            events.append((data[start:end] if end - start < LARGE else b"", data[start + 6 : end - 2]))
             self._first = False
             start = end
         return events

@@ -119,6 +119,7 @@ class Leg:
             self.answer = Answer(response.status, response.body, kind)
             if response.status < 400 and kind.lower().startswith(b"text/event-stream"):
                 self.events = Splitter(self._context.config.max_event_size).feed(response.body)
+                self.answer = Answer(response.status, b"", kind)  # the events are all of it, and may be large
         except ConnectFailed as exc:
             self._failed(Kind.CONNECT, Phase.DIAL, str(exc))
         except ConnectionBroken as exc:

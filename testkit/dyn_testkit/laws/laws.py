@@ -220,18 +220,31 @@ def snapshot(seen: Observed) -> None:
         return
     values = seen.response.values() if seen.case.streaming else [seen.response.json()]
     untold = [number for number in range(len(seen.attempts)) if not seen.resumed(number)]
-    source = _first_meta(seen.attempts[untold[-1]])
-    leg = seen.prefill_of(untold[-1])
-    if leg is not None:  # of a pair, only the prefill worker knows the prompt's logprobs
-        source |= {name: value for name, value in _first_meta(leg).items() if name.startswith("input_")}
-    wanted: dict[str, Any] = {"prompt_tokens": len(request["input_ids"])}
-    wanted |= {name: source[name] for name in source if name in _FIRST_ATTEMPT or name.startswith("input_")}
+    # A pair that is asked for the rows of an answer of one token makes it again, and looks as if it had begun it.
+    one = (request.get("sampling_params") or {}).get("max_new_tokens") == 1 and bool(seen.prefills)
+    told = [_wanted(seen, number) for number in (untold if one else untold[-1:])]
+    metas = [value["meta_info"] for value in values]
+    wanted = next((one for one in told if all(_says(meta, one) for meta in metas)), told[-1])
     for at, value in enumerate(values):
         meta = value["meta_info"]
         wrong = {name: meta.get(name) for name in wanted if meta.get(name) != wanted[name]}
         _require(not wrong, law, seen, f"event {at} says {wrong} of the prompt, attempt {untold[-1]} said {wanted}")
         named = request.get("rid", values[0]["meta_info"]["id"])
         _require(meta["id"] == named, law, seen, f"event {at} is called {meta['id']!r}, not {named!r}")
+
+
+def _wanted(seen: Observed, number: int) -> dict[str, Any]:
+    """What of the prompt an attempt has told, that the client must be told."""
+    source = _first_meta(seen.attempts[number])
+    leg = seen.prefill_of(number)
+    if leg is not None:  # of a pair, only the prefill worker knows the prompt's logprobs
+        source |= {name: value for name, value in _first_meta(leg).items() if name.startswith("input_")}
+    wanted: dict[str, Any] = {"prompt_tokens": len(seen.request["input_ids"])}
+    return wanted | {name: source[name] for name in source if name in _FIRST_ATTEMPT or name.startswith("input_")}
+
+
+def _says(meta: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    return all(meta.get(name) == value for name, value in wanted.items())
 
 
 def _first_meta(attempt: Attempt) -> dict[str, Any]:

@@ -91,6 +91,9 @@ PAIRS: dict[str, Callable[[Observed], bool]] = {
     "another pair": lambda seen: len({leg.body for leg in seen.prefills}) > 1,
     "both legs whole at once": lambda seen: len(seen.attempts) == len(seen.prefills) == 1,
     "rows to replay": lambda seen: b'"routed_experts":' in seen.response.body,
+    "rows from a position on": lambda seen: (
+        bool(seen.request.get("routed_experts_start_len")) and b'"routed_experts":' in seen.response.body
+    ),
 }
 #: Every known goal.
 GOALS = ANY | SGLANG | PAIRS

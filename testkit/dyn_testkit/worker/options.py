@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -13,6 +14,11 @@ from dyn_testkit.worker.kv_cache import KvOptions
 Dialect = Literal["cumulative", "incremental", "mixed"]
 AbortMatch = Literal["prefix", "exact"]
 Disaggregation = Literal["null", "prefill", "decode"]
+
+
+def in_base64(data: bytes) -> str:
+    """As stock spells rows."""
+    return base64.b64encode(data).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,8 @@ class WorkerOptions:
     expert_mark: int = 0
     #: What becomes of the bytes of `routed_experts` before they are in Base64: some engines compress them.
     packing: Callable[[bytes], bytes] = bytes
+    #: The string that its value is then; Base64 unless an engine spells it otherwise.
+    spelling: Callable[[bytes], str] = in_base64
     #: Each event has the rows so far, not the finish alone: no engine that is known does so.
     early_rows: bool = False
     grammar_backend: bool = True

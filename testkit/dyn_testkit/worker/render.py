@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import trio
 from dyn_testkit.detokenizer import Detokenizer
 from dyn_testkit.engine import EMPTY, Model, Outlook, Step, absorb, expert_row, indexer_row, logprob, mix, outlook, top
 from dyn_testkit.worker.jobs import Job
-from dyn_testkit.worker.options import WorkerOptions
+from dyn_testkit.worker.options import WorkerOptions, in_base64
 
 #: `[logprob or null, token, text or null]`
 Entry = list[Any]
@@ -108,14 +107,14 @@ def input_logprobs(job: Job, model: Model) -> dict[str, Any]:
 
 
 def routed_experts(job: Job, ids: list[int], options: WorkerOptions) -> str:
-    """Base64 of int32 rows, little-endian, for positions `[start, prompt + output - 1)`; packed, if its worker does."""
+    """int32 rows, little-endian, for positions `[start, prompt + output - 1)`, spelled as the worker does it."""
     rows = _rows(job, ids, options, expert_row, job.routed_experts_start or 0)
-    return base64.b64encode(options.packing(rows)).decode()
+    return options.spelling(options.packing(rows))
 
 
 def indexer_topk(job: Job, ids: list[int], options: WorkerOptions) -> str:
-    """The same of the indexer, for all positions."""
-    return base64.b64encode(_rows(job, ids, options, indexer_row, 0)).decode()
+    """The same of the indexer, for all positions, in Base64."""
+    return in_base64(_rows(job, ids, options, indexer_row, 0))
 
 
 def _rows(

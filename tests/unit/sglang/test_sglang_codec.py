@@ -23,6 +23,10 @@ JUNK = [
     Raw(b'"!!!!"'),
     Raw(b'"AAAAA"'),
     Raw(b'""'),
+    Raw(b"1" + b"2" * 240 + b"3"),  # a number: without its ends, good Base64 of rows for any of these counts
+    Raw(json.dumps(base64.b64encode(bytes(180)).decode() + "=").encode()),
+    Raw(json.dumps(base64.b64encode(bytes(180)).decode() + "====").encode()),
+    Raw(b'"' + b"\\u00e9" * 240 + b'"'),
 ]
 
 
@@ -64,6 +68,22 @@ def test_the_decodes_prompt_rows_do_not_matter() -> None:
 def test_one_token_keeps_the_prefills_rows(decode: Raw | None) -> None:
     """As they came: the decode gives none."""
     assert join(PREFILL, decode, rows=PROMPT) is PREFILL
+
+
+def test_what_json_escapes_is_read() -> None:
+    """`\\/` is a legal way to write `/`."""
+    rows = b"\xff" * (PROMPT * 4)
+    escaped = Raw(bytes(value(rows)).replace(b"/", b"\\/"))
+    assert b"\\/" in bytes(escaped)
+    assert join(escaped, None, rows=PROMPT) is escaped
+    assert read(join(escaped, value(bytes(ROWS * 4)))) == rows + bytes((ROWS - PROMPT) * 4)
+    large = Raw(b'"' + b"A" * STRIDE + b"\\/" * 16 + b'"')
+    assert b"".join(Codec().decode("routed_experts", large)) == bytes(STRIDE // 4 * 3) + b"\xff" * 12
+
+
+@pytest.mark.parametrize("size", range(8))
+def test_rows_of_any_length_are_spelled(size: int) -> None:
+    assert read(Codec().encode("routed_experts", bytes(size))) == bytes(size)
 
 
 def test_no_token_has_a_row_less() -> None:
@@ -110,13 +130,13 @@ def test_no_more_is_decoded_than_the_limit() -> None:
 class Bomb(Codec):
     """A value of far more than anybody wants, once it is decoded."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, piece: int = 1000) -> None:
         super().__init__(limit)
-        self.given = 0
+        self.given, self._piece = 0, piece
 
     def decode(self, name: str, value: Raw) -> Iterator[bytes]:
         for self.given in range(1, 1000):
-            yield bytes(1000)
+            yield bytes(self._piece)
 
 
 @pytest.mark.parametrize(("width", "most"), [(0, 10), (100, 4), (1 << 40, 10)])
@@ -126,6 +146,18 @@ def test_a_bomb_is_not_decoded_to_its_end(width: int, most: int) -> None:
     with pytest.raises(ValueError, match="more than"):
         list(codec.rows("routed_experts", PREFILL, 40, width))
     assert codec.given == most + 1
+
+
+@pytest.mark.parametrize(("name", "widest"), [("routed_experts", 16 << 10), ("indexer_topk", 2 << 20)])
+def test_a_row_is_no_wider_than_any_models(name: str, widest: int) -> None:
+    """Whoever's value it is, and before anything is known of it."""
+    codec, good = Bomb(1 << 30, piece=1 << 14), value(bytes(4))
+    for count in (1, 2):
+        with pytest.raises(ValueError, match="more than"):
+            codec.width(name, PREFILL, count)
+        assert codec.given == count * widest // (1 << 14) + 1
+    for legs in ((PREFILL, good), (good, PREFILL), (PREFILL, PREFILL)):
+        assert codec.join(name, *legs, 1, 2) is None
 
 
 def test_a_large_value_comes_in_pieces() -> None:

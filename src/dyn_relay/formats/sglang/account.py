@@ -37,6 +37,7 @@ from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.spans import Span, shift, stated
 from dyn_relay.formats.sglang.stops import Stops
 from dyn_relay.formats.sglang.wire import (
+    NULL,
     Fields,
     Foreign,
     number,
@@ -213,19 +214,22 @@ class Account:
 
     def _note_rows(self, event: Delta | Whole, data: bytes, last: Kind, total: int) -> None:
         """Rows to replay that an event tells, or must. Raises `ValueError` if they are none, or none are there."""
-        base, finish = self._attempt.base, last is Kind.FINISH
-        if finish and not base:
-            return  # the client's as it is
+        base, prompt, finish = self._attempt.base, self._request.prompt_tokens, last is Kind.FINISH
+        length, first = prompt + base + total, finish and not base
         for replay in self._ledger.replays.values():
-            value = meta_of(data).get(replay.name) if finish or replay.key in data else None
-            if value is None:
-                if finish and replay.owed and finish_type(event) != "abort":
-                    raise ValueError(f"a finish without {replay.name}")
+            if first and not (prompt and replay.curious(length)):  # the client's as it is
                 continue
-            if base:
-                replay.check(value, self._request.prompt_tokens + base + total)
-            if not finish:
-                replay.note(value, base + total)
+            value = meta_of(data).get(replay.name, NULL) if finish or replay.key in data else NULL
+            if value == NULL:
+                if finish and base and replay.owed and finish_type(event) != "abort":
+                    raise ValueError(f"a finish without {replay.name}")
+            elif first:
+                replay.learn(value, length)
+            else:
+                if base:
+                    replay.check(value, length)
+                if not finish:
+                    replay.note(value, base + total)
 
     def _learn(self, data: bytes, ids: Raw, before: int, total: int) -> None:
         """Tell the attempt's dialect from an event, if it shows."""

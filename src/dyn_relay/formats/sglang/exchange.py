@@ -34,6 +34,7 @@ from dyn_relay.formats.sglang.pair import legs
 from dyn_relay.formats.sglang.prefilled import Prefilled
 from dyn_relay.formats.sglang.reader import Reader
 from dyn_relay.formats.sglang.rebase import recomputed, restored
+from dyn_relay.formats.sglang.replay import meet
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
@@ -160,6 +161,7 @@ class SglangExchange(Reader):
             before, ids = request.last_ids(CONTEXT), self._ledger.ids
             attempt.seam = Seam(request, before, ids, self._ledger.told, deltas=traits.incremental is True)
         self._begin(attempt)
+        meet(self._ledger.replays.values(), self._rules.widths, traits, alone=pairing is None)
         if number == 0 and rank == self.pinned and pairing is None:
             rank = None  # the client's own body says so
         self._as_is = not self.verdict.migratable

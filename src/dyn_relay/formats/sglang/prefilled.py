@@ -27,7 +27,19 @@ from dyn_relay.formats.sglang.events import (
 )
 from dyn_relay.formats.sglang.replay import Replay
 from dyn_relay.formats.sglang.request import ABSENT, Request
-from dyn_relay.formats.sglang.wire import Fields, Foreign, NotJson, number, plain, raw, read, read_fields, read_rows
+from dyn_relay.formats.sglang.wire import (
+    NULL,
+    Fields,
+    Foreign,
+    NotJson,
+    number,
+    plain,
+    raw,
+    read,
+    read_fields,
+    read_rows,
+    write,
+)
 
 #: What begins so, under `meta_info`, is of the prompt.
 _INPUT = "input_"
@@ -153,17 +165,17 @@ class Prefilled:
             return event
         if data[:1] == b"[":
             answers = [self._with(row, parts.get(at, {})) for at, row in enumerate(read_rows(data))]
-            return b"", bytes(raw(answers))
+            return b"", b"[%b]" % b",".join(answers)
         fields = read_fields(data)
         index = int(bytes(fields["index"])) if "index" in fields else 0
-        whole = self._with(Raw(data), parts.get(index, {}))
-        return event if bytes(whole) == data else (b"", bytes(whole))
+        whole = self._with(data, parts.get(index, {}))
+        return event if whole == data else (b"", whole)
 
-    def _with(self, data: Raw, part: Fields) -> Raw:
+    def _with(self, data: bytes | Raw, part: Fields) -> bytes:
         """An answer of the decode worker with what the prefill worker has said of the same."""
         fields = read_fields(data)
         if "meta_info" not in fields:
-            return data
+            return bytes(data)
         meta = read_fields(fields["meta_info"])
         before = dict(meta)
         if part and bytes(part["prompt_tokens"]) != bytes(meta.get("prompt_tokens", part["prompt_tokens"])):
@@ -174,8 +186,10 @@ class Prefilled:
             _tell_first(meta, part[_IDS_LOGPROBS])
         for name, replay in self._replays.items():
             if name in meta:
-                self._join(replay, meta, part.get(name))
-        return data if meta == before else raw({**fields, "meta_info": raw(meta)})
+                # A finish is the last to need them, and they may be most of the memory that is left.
+                last = meta.get("finish_reason", NULL) != NULL
+                self._join(replay, meta, part.pop(name, None) if last else part.get(name))
+        return bytes(data) if meta == before else write(fields, meta)
 
     def _join(self, replay: Replay, meta: Fields, prefill: Raw | None) -> None:
         """Rows of the prompt are the prefill worker's; what does not fit is left out."""
@@ -183,7 +197,7 @@ class Prefilled:
         decode, joined = meta.pop(name), None
         if prompt is not None and tokens is not None:
             rows = replay.rows(prompt + tokens)
-            joined = self._codec.join(name, prefill, decode, replay.rows(prompt + 1), rows)
+            joined = self._codec.join(name, prefill, decode, replay.rows(prompt + 1), rows, replay.widths)
         if joined is not None:
             meta[name] = joined
 

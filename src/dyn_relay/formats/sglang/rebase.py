@@ -11,7 +11,18 @@ from dyn_relay.formats.sglang.answer import IDS, RATIOS, RECOMPUTED, Rule, may_b
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.ledger import Attempt, Count, Counter, Ledger
 from dyn_relay.formats.sglang.spans import known, parse, render, shift
-from dyn_relay.formats.sglang.wire import Fields, Foreign, is_list, joined, plain, raw, read_fields, read_rows, write
+from dyn_relay.formats.sglang.wire import (
+    NULL,
+    Fields,
+    Foreign,
+    is_list,
+    joined,
+    plain,
+    raw,
+    read_fields,
+    read_rows,
+    write,
+)
 from dyn_relay.formats.sglang.wire import inside as _inside
 
 _NONE = Raw(b"[]")
@@ -186,7 +197,7 @@ class View:
 
     def _replayed(self, name: str, value: Raw) -> Raw:
         replay, base = self.ledger.replays.get(name), self.attempt.base
-        if replay is None or not base:
+        if replay is None or not base or value == NULL:
             return value
         return replay.shown(value, self.prompt_tokens, base, base + self.attempt.tokens)
 

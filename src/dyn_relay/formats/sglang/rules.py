@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from dyn_relay.formats.sglang.codec import Codec
 from dyn_relay.formats.sglang.stops import Stops
+from dyn_relay.formats.sglang.widths import Widths
 from dyn_relay.formats.weights import WeightPolicy
 
 
@@ -24,3 +25,5 @@ class Rules:
     codec: Codec = field(default_factory=Codec)
     #: What is known of each model, with a tokenizer and without: that has ids of its own that end an answer.
     stops: defaultdict[tuple[str | None, bool | None], Stops] = field(default_factory=lambda: defaultdict(Stops))
+    #: What is known of each model's rows to replay, by its name and theirs.
+    widths: defaultdict[tuple[str | None, str], Widths] = field(default_factory=lambda: defaultdict(Widths))
