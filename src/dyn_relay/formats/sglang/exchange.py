@@ -18,9 +18,7 @@ from dyn_relay.formats.sglang.dialect import Dialect, hinted
 from dyn_relay.formats.sglang.events import (
     DONE,
     DONE_EVENT,
-    Fault,
     Kind,
-    error_object,
     fault,
     framed,
     kind,
@@ -31,15 +29,14 @@ from dyn_relay.formats.sglang.events import (
 from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.needs import needs_of
 from dyn_relay.formats.sglang.pair import legs
-from dyn_relay.formats.sglang.prefilled import Prefilled
-from dyn_relay.formats.sglang.reader import Reader
+from dyn_relay.formats.sglang.paired import Paired
 from dyn_relay.formats.sglang.rebase import recomputed, restored
 from dyn_relay.formats.sglang.replay import meet
 from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
 from dyn_relay.formats.sglang.spans import label
-from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, raw, read, read_fields
+from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, raw, read
 from dyn_relay.formats.traits import UNKNOWN, Pairing, Traits
 
 PATH = "/generate"
@@ -48,11 +45,9 @@ _anything = msgspec.json.Decoder(Raw)
 
 #: Seconds that a token may take before its silence counts, for engines that were asked to say less.
 _SECONDS_A_TOKEN = 0.1
-#: Characters of an engine's words that a log line shows.
-_LINE = 200
 
 
-class SglangExchange(Reader):
+class SglangExchange(Paired):
     """See `dyn_relay.formats.base.Exchange`."""
 
     def __init__(self, request: Request, rid: str, rules: Rules) -> None:
@@ -68,19 +63,14 @@ class SglangExchange(Reader):
         self.unsplit = ""
         #: Those of the worker that attempt 0 was admitted for.
         self._traits = Traits()
-        self.beside: Outbound | None = None
         self._status = 0
         self._content_type = b""
         #: The current attempt's worker was sent the client's own body.
         self._as_is = False
-        #: A worker's answer that was no stream.
-        self._whole: Answer | None = None
         #: The current attempt's worker has answered 200, in one piece.
         self._one_piece = False
         #: The finish that was made here.
         self._local: tuple[Fields, Fields] | None = None
-        #: Versions of the weights that have computed prompts for earlier attempts, in other workers.
-        self._computed: set[object] = set()
         #: The reason of one that is made as soon as its rows to replay are there; {} for none.
         self._owed_finish: dict[str, object] = {}
 
@@ -169,9 +159,7 @@ class SglangExchange(Reader):
             self._take = self._take_rows
         place, self.beside = continuation.placed(traits, rank), None
         if pairing is not None:
-            told, begun = rid if self.named or not self._as_is else "", self.delivered > 0
-            attempt.prefilled = Prefilled(request, told, self._ledger.replays, self._rules.codec, begun=begun)
-            attempt.prefilled.version = pairing.traits.weight_version
+            attempt.prefilled = self._beside(pairing, rid if self.named or not self._as_is else "")
             place, prefill = legs(request, pairing, place, first=number == 0, whole=self._as_is)
             self.beside = self._outbound(pairing.traits, prefill)
         return self._outbound(traits, place)
@@ -188,45 +176,6 @@ class SglangExchange(Reader):
         else:
             body = continuation.later(request, traits, attempt.rid, ids, place)
         return Outbound(request.method, PATH, body)
-
-    @property
-    def waits_for_prefill(self) -> bool:
-        """Something of the decode worker's answer needs what the prefill worker says."""
-        prefilled = self._attempt.prefilled
-        return prefilled is not None and prefilled.waits and self.end is None
-
-    def prefilled(self, answer: Answer, events: Sequence[Event] | None, now: float) -> bytes:
-        """The prefill worker's whole answer; return what the client's body gets. Raises `CannotComplete`."""
-        prefilled = self._attempt.prefilled
-        assert prefilled is not None
-        if answer.status >= 400:
-            self._refused(answer)
-            return b""
-        try:
-            found, held = prefilled.told(_bodies(answer, events))
-        except UNREADABLE as exc:
-            self._stop(End.GARBAGE, f"the prefill worker's answer: {exc}")
-            return b""
-        if found is not None:
-            self._stop_with(found)
-            self._held = self._renamed(*_last_event(events)) if events is not None else b""
-        return b"" if self.end is not None else self._joined(held, now)
-
-    def refers(self, answer: Answer, events: Sequence[Event] | None) -> bool:
-        """Is the prefill worker's answer an error of which the decode worker may say more?"""
-        if answer.status >= 400:
-            return Fault(answer.status, _message(answer.body)).accuses
-        try:
-            said = (read(whole_decoder, body) for body in _bodies(answer, events) if body[:1] == b"{")
-            return any(kind(event) is Kind.ERROR and fault(event).accuses for event in said)
-        except UNREADABLE:
-            return False
-
-    def mismatch(self, decode: Traits, prefill: Traits) -> str:
-        """Why the two can be no pair: the first token, and the cache, are the prefill worker's."""
-        versions = [decode.weight_version] if decode.weight_version is not None else []
-        fits = self._rules.weights.fits(versions, prefill.weight_version)
-        return "" if fits else f"weight_version {prefill.weight_version} beside {decode.weight_version}"
 
     def stall_allowance(self) -> float:
         """Seconds that the asked-for cadence explains."""
@@ -269,14 +218,6 @@ class SglangExchange(Reader):
         if self._one_piece and (aborted or (self.end is End.FINISHED and (own or self._as_is))):
             self._whole = Answer(200, events[0][1], self._content_type)
         return out
-
-    def _refused(self, answer: Answer) -> None:
-        self._whole = answer
-        message = _message(answer.body)
-        found = Fault(answer.status, message)
-        self._stop(found.end(0), message[:_LINE], accuses=found.accuses)
-        if answer.status == 503 and (self.streaming or self.verdict.migratable):
-            self.end = End.BUSY  # a stream has its status before its first token, whatever the words
 
     def last_words(self) -> bytes:
         """The held-back error event and the terminator that stock sends after it."""
@@ -420,11 +361,6 @@ class SglangExchange(Reader):
         unseen = not self.verdict.migratable and not any(answers)
         return None if unseen or any(None in labels for labels in answers) else False
 
-    def _prompt_version(self) -> set[object]:
-        """Of the weights that have computed the current attempt's prompt, if another worker has."""
-        prefilled = self._attempt.prefilled
-        return set() if prefilled is None or not self.attempt_tokens else {label(prefilled.version)}
-
     def resampled(self) -> bool:
         """True if several attempts drew the tokens, and not all by their positions."""
         draws = list(self._ledger.draws)
@@ -451,22 +387,3 @@ class SglangExchange(Reader):
         if self._request.max_new_tokens is not None and tokens >= self._request.max_new_tokens:
             return {"type": "length", "length": tokens}
         return None
-
-
-def _bodies(answer: Answer, events: Sequence[Event] | None) -> list[bytes]:
-    return [data for _, data in events if data] if events is not None else [answer.body]
-
-
-def _last_event(events: Sequence[Event]) -> Event:
-    """The last one that says something."""
-    return next((event for event in reversed(events) if event[1] not in (b"", DONE)), (b"", b"{}"))
-
-
-def _message(data: bytes) -> str:
-    """What an engine's error body says, whatever its shape."""
-    try:
-        fields = read_fields(data)
-        found = error_object(fields["error"]).message if "error" in fields else str(plain(fields["message"]))
-    except (ValueError, KeyError):
-        found = data[:_LINE].decode("utf-8", "replace")
-    return found
