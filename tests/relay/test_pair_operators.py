@@ -93,16 +93,14 @@ async def test_half_of_a_pair_as_a_worker_of_its_own(autojump_clock):
             assert response.json()["message"] == f"no worker is available (1 misplaced: {prefill.url} says prefill)"
 
 
-async def test_who_is_there_for_later_alone_is_told(autojump_clock):
-    """--decode-fallback: who may do all of a request is asked only while nobody prefills, who is leaving never."""
+async def test_who_is_leaving_is_told(autojump_clock):
     network = SimNetwork(1)
     async with open_fleet(network, "w{}", 30000) as fleet:
         [prefill] = await fleet(1, options=PREFILL)
-        [spare] = await fleet(1)
         [leaving] = await fleet(1, options=WorkerOptions(disaggregation="decode", tick=10.0))
-        settings: dict[str, Any] = {"prefill": (prefill.url,), "decode": (spare.url, leaving.url), "log_level": "error"}
+        settings: dict[str, Any] = {"prefill": (prefill.url,), "decode": (leaving.url,), "log_level": "error"}
         async with (
-            open_relay(network, "proxy", 30000, (), pd_disaggregation=True, decode_fallback=True, **settings) as relay,
+            open_relay(network, "proxy", 30000, (), pd_disaggregation=True, **settings) as relay,
             trio.open_nursery() as nursery,
         ):
             await relay.ready()
@@ -110,9 +108,7 @@ async def test_who_is_there_for_later_alone_is_told(autojump_clock):
             await until(lambda: leaving.live)
             await relay.ask(None, f"/remove_worker?url={leaving.url}", method="POST")
             response = await relay.ask(generate(4, stream=False))
-            assert response.json()["message"] == (
-                "no decode worker is available (1 regular, for when no prefill worker is left; 1 draining)"
-            )
+            assert response.json()["message"] == "no decode worker is available (1 draining)"
 
 
 @pytest.mark.parametrize("named", ["7777", "none"])

@@ -31,13 +31,9 @@ def _words(role: Role, named: Sequence[Worker]) -> str:
 
 def _those(workers: Sequence[Worker]) -> str:
     misplaced = [one for one in workers if one.misplaced]
-    others = Counter(_why(one) for one in workers if not one.misplaced)
-    words = [f"{count} {why}" for why, count in others.items()]
+    others = Counter(str(one.state) for one in workers if not one.misplaced)
+    words = [f"{count} {state}" for state, count in others.items()]
     if misplaced:
         says = ", ".join(f"{one.url} says {one.traits.role}" for one in misplaced[:SHOWN])
         words.insert(0, f"{len(misplaced)} misplaced: {says}")
     return f" ({'; '.join(words)})" if words else ""
-
-
-def _why(worker: Worker) -> str:
-    return str(worker.state) if worker.part is worker.role else f"{worker.part}, for when no prefill worker is left"

@@ -39,11 +39,11 @@ class Candidates:
 
     def _odd(self, worker: Worker) -> str:
         """Why it can be no pair, with the decode worker or with any prefill worker; "" if it can."""
-        mismatch, reason = self._exchange.mismatch, ""
         if self.decode is not None:
-            return mismatch(self.decode.traits, worker.traits)
+            return self._exchange.mismatch(self.decode.traits, worker.traits)
+        reason = ""
         for prefill in self._prefills._members if self._prefills is not None else ():
-            reason = mismatch(worker.traits, prefill.traits)
+            reason = self._exchange.mismatch(worker.traits, prefill.traits)
             if not reason:
                 break
         return reason

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 import httpx
 import pytest
@@ -19,7 +20,10 @@ BODY = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3, "temperatu
 
 @contextmanager
 def worker(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    process = subprocess.Popen([*START, "--port", "0", *flags], stdout=subprocess.PIPE, text=True)
+    # Whoever runs the tests in the background has it ignored, and a worker that inherits that ignores it, too.
+    heeded = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    argv = [*START, "--port", "0", *flags]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, preexec_fn=heeded)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
