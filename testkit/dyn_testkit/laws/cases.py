@@ -199,6 +199,32 @@ def hard(model: Model = MODEL) -> list[Case]:
     ]
 
 
+def hard_pairs() -> list[Case]:
+    """As `hard`, of requests to prefill/decode pairs."""
+    nothing: Planned = (faults.AFTER_DONE, faults.CLOSE)
+    twice: tuple[Planned, ...] = ((faults.at_token(2), faults.CLOSE),) * 2
+    planned: list[tuple[tuple[Planned, ...], tuple[Planned, ...], Fragmentation]] = [
+        ((), (), WHOLE),
+        (twice, (), WHOLE),
+        (twice, (), Fragmentation(1)),
+        *((((where, faults.KILL_WORKER),), (), WHOLE) for where in PHASES),
+        *(((nothing,), ((where, faults.KILL_WORKER),), WHOLE) for where in (*PHASES, faults.AFTER_FINISH)),
+    ]
+    request = {
+        "rid": "a",
+        "input_ids": [1, 2, 3],
+        "sampling_params": {"max_new_tokens": 9, "temperature": 0, "stream_interval": 1},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+    return [
+        Case(json.dumps({**request, "stream": stream}).encode(), decodes, spoken, how, prefills=prefills)
+        for decodes, prefills, how in planned
+        for stream in (True, False)
+        for spoken in (DIALECTS, DIALECTS[::-1])
+    ]
+
+
 def hopeless(limit: int = 3) -> st.SearchStrategy[tuple[Planned, ...]]:
     """Faults on every attempt that a router may make, before the answer is out."""
     early = st.one_of(
