@@ -76,6 +76,7 @@ _AT_LEAST_0, _AT_LEAST_1, _SECONDS = click.IntRange(0), click.IntRange(1), click
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="0 lets the system choose.")
+@click.option("--grpc-port", type=click.IntRange(0, 65535), default=None, help="Serve gRPC there, too; 0 as above.")
 @click.option("--dialect", type=click.Choice(["cumulative", "incremental", "mixed"]), default="cumulative")
 @click.option("--tick", type=_SECONDS, default=0.0, help="Seconds a forward pass takes; 0 is as fast as possible.")
 @click.option("--tokens-per-tick", type=_AT_LEAST_1, default=1, show_default=True)
@@ -180,6 +181,8 @@ async def _serve(host: str, port: int, options: WorkerOptions, plan: FaultPlan) 
         try:
             async with MockWorker.serve(network, host, port, options, plan) as worker:
                 click.echo(f"listening on {worker.url}")
+                if worker.grpc_port is not None:
+                    click.echo(f"listening on {worker.grpc_url}")
                 await worker.dead()
         except OSError as exc:
             return exc

@@ -85,6 +85,19 @@ class Kind(enum.Enum):
     GARBAGE = "garbage"  #: bytes that are not the protocol of the place, then silence
     EMPTY_200 = "empty_200"  #: a clean, complete 200 without a body; only at the head
     COMMENTS_ONLY = "comments"  #: a clean, complete stream of SSE comments; only at the head
+    DELAY = "delay"  #: silence for `code` milliseconds, then it goes on
+
+    # Of gRPC alone; requests over HTTP never get them.
+    GRPC_STATUS = "grpc"  #: the call ends with this status code
+    RST_STREAM = "rst_stream"  #: the call ends with RST_STREAM and this HTTP/2 error code
+    GOAWAY = "goaway"  #: GOAWAY with this HTTP/2 error code, and the connection closes with all its calls
+    DRAIN = "drain"  #: GOAWAY that spares all calls so far, this one included: it goes on
+    UNPROCESSED = "unprocessed"  #: GOAWAY that spares earlier calls: this one and later ones were not processed
+    BAD_LENGTH = "bad_length"  #: a length prefix beyond all limits, then the status OK
+    TRUNCATED = "truncated"  #: half of a message, then the status OK
+    COMPRESSED = "compressed"  #: a message whose flag says that it is compressed, then the status OK
+    NOT_PROTOBUF = "not_protobuf"  #: a message that is none, then the status OK
+    NO_TRAILERS = "no_trailers"  #: the end without a status
 
 
 #: Only possible instead of an answer.
@@ -93,13 +106,28 @@ _HEAD_ONLY = frozenset({Kind.STATUS, Kind.EMPTY_200, Kind.COMMENTS_ONLY})
 _EVENT_SPOTS = frozenset(
     {Spot.AT_TOKEN, Spot.AFTER_LAST_TOKEN, Spot.AT_BOOTSTRAP, Spot.IN_TRANSFER, Spot.AFTER_TRANSFER}
 )
+#: Requests over HTTP have no such thing.
+GRPC_ONLY = frozenset(
+    {
+        Kind.GRPC_STATUS,
+        Kind.RST_STREAM,
+        Kind.GOAWAY,
+        Kind.DRAIN,
+        Kind.UNPROCESSED,
+        Kind.BAD_LENGTH,
+        Kind.TRUNCATED,
+        Kind.COMPRESSED,
+        Kind.NOT_PROTOBUF,
+        Kind.NO_TRAILERS,
+    }
+)
 #: All that can happen to a connection nobody has read.
-_CONNECTION_KINDS = frozenset({Kind.RESET, Kind.CLOSE, Kind.STALL, Kind.KILL_WORKER})
+_CONNECTION_KINDS = frozenset({Kind.RESET, Kind.CLOSE, Kind.STALL, Kind.KILL_WORKER, Kind.DELAY})
 
 
 @dataclass(frozen=True, slots=True)
 class What:
-    """What happens; `code` is the status of `STATUS` and `ABORT_EVENT`, `retry_after` the header of the former."""
+    """What happens; `code` is the number that the kind names, `retry_after` the header of `STATUS`."""
 
     kind: Kind
     code: int | None = None
@@ -113,6 +141,14 @@ KILL_WORKER = What(Kind.KILL_WORKER)
 GARBAGE = What(Kind.GARBAGE)
 EMPTY_200 = What(Kind.EMPTY_200)
 COMMENTS_ONLY = What(Kind.COMMENTS_ONLY)
+GOAWAY = What(Kind.GOAWAY)
+DRAIN = What(Kind.DRAIN)
+UNPROCESSED = What(Kind.UNPROCESSED)
+BAD_LENGTH = What(Kind.BAD_LENGTH)
+TRUNCATED = What(Kind.TRUNCATED)
+COMPRESSED = What(Kind.COMPRESSED)
+NOT_PROTOBUF = What(Kind.NOT_PROTOBUF)
+NO_TRAILERS = What(Kind.NO_TRAILERS)
 
 
 def status(code: int, retry_after: str | None = None) -> What:
@@ -125,6 +161,26 @@ def abort_event(code: int | None) -> What:
     return What(Kind.ABORT_EVENT, code)
 
 
+def delay(milliseconds: int) -> What:
+    """A pause."""
+    return What(Kind.DELAY, milliseconds)
+
+
+def grpc_status(code: int) -> What:
+    """A gRPC status."""
+    return What(Kind.GRPC_STATUS, code)
+
+
+def rst_stream(code: int) -> What:
+    """RST_STREAM with this HTTP/2 error code."""
+    return What(Kind.RST_STREAM, code)
+
+
+def goaway(code: int) -> What:
+    """GOAWAY with this HTTP/2 error code, and the end of the connection."""
+    return What(Kind.GOAWAY, code)
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A request, as a selector sees it: its number on this worker, its rid and its body (empty for a connection)."""
@@ -132,6 +188,8 @@ class Seen:
     index: int
     rid: str = ""
     body: bytes = b""
+    #: It came over gRPC; its body is the one that HTTP would have had.
+    grpc: bool = False
 
 
 Selector = Callable[[Seen], bool]
@@ -226,7 +284,11 @@ class FaultPlan:
 
     def for_request(self, seen: Seen) -> Fault | None:
         """The fault of a request."""
-        return self._pick(seen, lambda fault: fault.where.spot is not Spot.BEFORE_ACCEPT)
+
+        def eligible(fault: Fault) -> bool:
+            return fault.where.spot is not Spot.BEFORE_ACCEPT and (seen.grpc or fault.what.kind not in GRPC_ONLY)
+
+        return self._pick(seen, eligible)
 
     def for_connection(self, index: int) -> Fault | None:
         """The fault of a connection that was just accepted."""
@@ -270,6 +332,8 @@ class FaultPlan:
             raise FaultNeverHappened(", ".join(map(str, self.missing)))
 
 
+#: Spelled with a number behind the word.
+_NUMBERED = {kind.value: kind for kind in (Kind.DELAY, Kind.GRPC_STATUS, Kind.RST_STREAM, Kind.GOAWAY)}
 _HEADER_KINDS = {kind.value: kind for kind in Kind if kind not in (Kind.STATUS, Kind.ABORT_EVENT)}
 _HEADER_SPOTS = {
     "head": AT_HEAD,
@@ -286,8 +350,9 @@ _HEADER_SPOTS = {
 def parse_fault(text: str) -> Fault:
     """A fault in the short spelling of the `x-mock-fault` header: `kill@12`, `reset@head`, `503@head`, `abort503@3`.
 
-    A number is a token, otherwise `head`, `last_token`, `finish`, `last_chunk` or `done`; of the legs of a pair also
-    `bootstrap`, `transfer` or `transferred`. Raises `ValueError`.
+    Of gRPC also `grpc14@3`, `rst_stream7@head`, `goaway11@5`. A number is a token, otherwise `head`, `last_token`,
+    `finish`, `last_chunk` or `done`; of the legs of a pair also `bootstrap`, `transfer` or `transferred`.
+    Raises `ValueError`.
     """
     name, sign, place = text.strip().partition("@")
     if not sign:
@@ -297,6 +362,11 @@ def parse_fault(text: str) -> Fault:
         return Fault(where, status(int(name)))
     if name.startswith("abort"):
         return Fault(where, abort_event(int(name[5:]) if name[5:] else None))
-    if name not in _HEADER_KINDS:
-        raise ValueError(f"unknown fault {name!r}, one of {', '.join(sorted(_HEADER_KINDS))}, a status, abortCODE")
+    word = name.rstrip("0123456789")
+    if word in _NUMBERED and word != name:
+        return Fault(where, What(_NUMBERED[word], int(name[len(word) :])))
+    if name not in _HEADER_KINDS or (word in _NUMBERED and word != Kind.GOAWAY.value):
+        known = sorted(_HEADER_KINDS.keys() - _NUMBERED.keys() | {Kind.GOAWAY.value})
+        numbered = ", ".join(f"{word}CODE" for word in sorted(_NUMBERED))
+        raise ValueError(f"unknown fault {name!r}, one of {', '.join(known)}, a status, abortCODE, {numbered}")
     return Fault(where, What(_HEADER_KINDS[name]))

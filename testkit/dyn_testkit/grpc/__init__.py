@@ -1,7 +1,7 @@
 """gRPC on the server's side, on trio over h2. It shares no parser with the proxy's client: no error is made twice."""
 
 from dyn_testkit.grpc.call import Call, CallGone
-from dyn_testkit.grpc.framing import MAX_MESSAGE, Status
+from dyn_testkit.grpc.framing import MAX_MESSAGE, Status, frame
 from dyn_testkit.grpc.routes import Handler, Route, Routes, dispatch, unary
 from dyn_testkit.grpc.wire import Limits, Wire
 
@@ -16,5 +16,6 @@ __all__ = [
     "Status",
     "Wire",
     "dispatch",
+    "frame",
     "unary",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from typing import TYPE_CHECKING
 
 import trio
@@ -15,12 +16,9 @@ from dyn_testkit.grpc.framing import frame, spell_message
 if TYPE_CHECKING:
     from dyn_testkit.grpc.wire import Wire
 
-#: In the order of tonic.
-_HEAD = ((":status", "200"), ("content-type", "application/grpc"))
-
 
 class CallGone(Exception):
-    """The client has reset the call, or its connection is gone: nothing more can be said."""
+    """The call was reset, or its connection is gone: nothing more can be said."""
 
 
 @dataclass(eq=False, slots=True)
@@ -40,8 +38,9 @@ class Call:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     #: Its handler has been started.
     begun: bool = False
-    #: The client has reset it, or its connection is gone.
+    #: Nothing more can be said; it was the client that reset it, or closed the connection.
     gone: bool = False
+    left: bool = False
     #: The head was sent; the end was sent.
     headed: bool = False
     ended: bool = False
@@ -54,7 +53,7 @@ class Call:
         """Send the head, if it is not out yet. Raises `CallGone`."""
         if not self.headed:
             self.headed = True
-            await self.wire.send_headers(self, _HEAD)
+            await self.wire.send_headers(self, self._head())
 
     async def send(self, message: Message | bytes) -> None:
         """Send a message and wait until it is out: a client that grants no window holds this up. Raises `CallGone`."""
@@ -74,7 +73,16 @@ class Call:
         if message:
             trailers.append(("grpc-message", spell_message(message)))
         self.ended = True
-        await self.wire.send_headers(self, trailers if self.headed else (*_HEAD, *trailers), end=True)
+        await self.wire.send_headers(self, trailers if self.headed else self._head() + trailers, end=True)
+
+    async def refuse(self, status: int) -> None:
+        """End it with an HTTP status and no word of gRPC, as what stands between may do. Raises `CallGone`."""
+        self.ended = True
+        await self.wire.send_headers(self, [(":status", str(status)), ("content-type", "text/plain")], end=True)
+
+    def _head(self) -> list[tuple[str, str]]:
+        date = formatdate(self.wire.wall(), usegmt=True)
+        return [(":status", "200"), ("content-type", "application/grpc"), ("date", date)]
 
     async def end_without_status(self) -> None:
         """End it as no gRPC server may: no trailers. Raises `CallGone`."""

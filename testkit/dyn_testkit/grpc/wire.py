@@ -6,6 +6,7 @@ client's windows allow. GOAWAY is written by hand: h2 would end the connection w
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -42,8 +43,16 @@ class Limits:
 class Wire:
     """A connection of a server, whose calls `answer` serves."""
 
-    def __init__(self, connection: Connection, answer: Answer, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        answer: Answer,
+        limits: Limits | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self.connection = connection
+        #: Wall-clock time, seconds.
+        self.wall = wall
         #: Calls in progress, by their streams; how many there ever were.
         self.calls: dict[int, Call] = {}
         self.total = 0
@@ -71,7 +80,7 @@ class Wire:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._write)
                     await self._read(nursery)
-                    self._lose(self.calls.values())
+                    self._lose(self.calls.values(), left=True)
                     nursery.cancel_scope.cancel()
         finally:
             self.connection.close()
@@ -103,8 +112,10 @@ class Wire:
         self._leaving = True
         self._raw(GoAwayFrame(0, last_stream_id=self._last, error_code=code).serialize())
         dropped = [call for call in self.calls.values() if call.stream > self._last]
-        self._lose(dropped)
+        for call in dropped:
+            call.gone = True
         await self._flush()
+        self._lose(dropped)
         self._leave_if_done()
 
     def say(self, data: bytes) -> None:
@@ -137,12 +148,12 @@ class Wire:
             case h2.events.StreamEnded():
                 self._begin(event.stream_id, self._answer, nursery)
             case h2.events.StreamReset():
-                self._lose(call for call in self.calls.values() if call.stream == event.stream_id)
+                self._lose((call for call in self.calls.values() if call.stream == event.stream_id), left=True)
                 self._leave_if_done()
             case h2.events.WindowUpdated() | h2.events.RemoteSettingsChanged():
                 self._grow()
             case h2.events.ConnectionTerminated():
-                self._lose(self.calls.values())
+                self._lose(self.calls.values(), left=True)
                 self._scope.cancel()
 
     def _open(self, event: h2.events.RequestReceived) -> None:
@@ -198,10 +209,10 @@ class Wire:
             self._dirty.set()
             self._leave_if_done()
 
-    def _lose(self, calls: Iterable[Call]) -> None:
+    def _lose(self, calls: Iterable[Call], *, left: bool = False) -> None:
         for call in tuple(calls):
-            del self.calls[call.stream]
-            call.gone = True
+            self.calls.pop(call.stream, None)
+            call.gone, call.left = True, left
             call.scope.cancel()
 
     def _leave_if_done(self) -> None:
@@ -265,6 +276,7 @@ class Wire:
                 # Also when there is nothing new: a call that was cancelled here may have left a rest.
                 await self.connection.send(data)
             except ConnectionBroken:
+                self._lose(self.calls.values(), left=True)
                 raise CallGone from None
 
     async def _write(self) -> None:

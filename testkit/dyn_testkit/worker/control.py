@@ -49,28 +49,28 @@ async def _root(worker: MockWorker, request: Request) -> Reply:
     return json_reply("SGLang is running")
 
 
+def model_info(worker: MockWorker) -> dict[str, Any]:
+    """What `/model_info` tells."""
+    return {
+        "model_path": worker.model_path,
+        "served_model_name": worker.model_path,
+        "tokenizer_path": worker.options.model_path,
+        "is_generation": True,
+        "preferred_sampling_params": worker.options.preferred_sampling_params,
+        "weight_version": _weight_version(worker),
+        "load_format": "auto",
+        "reasoning_parser": None,
+        "tool_call_parser": None,
+        "disaggregation_mode": worker.options.disaggregation,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+        "model_type": "mock",
+        "architectures": ["MockForCausalLM"],
+    }
+
+
 async def _model_info(worker: MockWorker, request: Request) -> Reply:
-    options = worker.options
-    if not options.infos:
-        return _NO_INFOS
-    return json_reply(
-        {
-            "model_path": worker.model_path,
-            "served_model_name": worker.model_path,
-            "tokenizer_path": options.model_path,
-            "is_generation": True,
-            "preferred_sampling_params": options.preferred_sampling_params,
-            "weight_version": _weight_version(worker),
-            "load_format": "auto",
-            "reasoning_parser": None,
-            "tool_call_parser": None,
-            "disaggregation_mode": options.disaggregation,
-            "has_image_understanding": False,
-            "has_audio_understanding": False,
-            "model_type": "mock",
-            "architectures": ["MockForCausalLM"],
-        }
-    )
+    return json_reply(model_info(worker)) if worker.options.infos else _NO_INFOS
 
 
 def _server_args(worker: MockWorker) -> dict[str, Any]:
@@ -101,30 +101,36 @@ def _server_args(worker: MockWorker) -> dict[str, Any]:
     }
 
 
-async def _server_info(worker: MockWorker, request: Request) -> Reply:
+def server_info(worker: MockWorker) -> dict[str, Any]:
+    """What `/server_info` tells on any wire."""
     options = worker.options
-    if not options.infos:
-        return _NO_INFOS
-    args = _server_args(worker)
-    info = args | {
+    return _server_args(worker) | {
         "launch_command": f"--model-path {options.model_path} --host {worker.host} --port {worker.port}",
         "status": "ready",
         "max_total_num_tokens": 1 << 20,
         "max_req_input_len": options.model.max_input,
         "kv_events": worker.kv_publisher.descriptor() if worker.kv_publisher else None,
+    }
+
+
+async def _server_info(worker: MockWorker, request: Request) -> Reply:
+    options = worker.options
+    if not options.infos:
+        return _NO_INFOS
+    more = {
         "startup_time": {"scheduler_e2e": 1.0 + worker.seed / 2**32},
-        "internal_states": [args] * options.dp_size,
+        "internal_states": [_server_args(worker)] * options.dp_size,
         "version": options.version,
         "frontend": "python",
     }
-    return json_reply(info)
+    return json_reply(server_info(worker) | more)
 
 
-async def _loads(worker: MockWorker, request: Request) -> Reply:
-    wall = worker.renderer.wall()
+def loads(worker: MockWorker) -> list[dict[str, Any]]:
+    """The load of each rank."""
     scheduler = worker.scheduler
     load = {
-        "timestamp": wall,
+        "timestamp": worker.renderer.wall(),
         "dp_rank": 0,
         "num_running_reqs": scheduler.running,
         "num_waiting_reqs": len(scheduler.waiting),
@@ -143,13 +149,17 @@ async def _loads(worker: MockWorker, request: Request) -> Reply:
         "total_prefill_busy_us": 0,
         "decode_moments": [0.0] * 6,
     }
+    return [load | {"dp_rank": rank} for rank in range(worker.options.dp_size)]
+
+
+async def _loads(worker: MockWorker, request: Request) -> Reply:
     return json_reply(
         {
-            "timestamp": datetime.fromtimestamp(wall, UTC).isoformat(),
+            "timestamp": datetime.fromtimestamp(worker.renderer.wall(), UTC).isoformat(),
             "version": worker.options.version,
             "accelerator": None,
             "num_accelerators": 1,
-            "loads": [load | {"dp_rank": rank} for rank in range(worker.options.dp_size)],
+            "loads": loads(worker),
         }
     )
 
@@ -168,12 +178,9 @@ async def _models(worker: MockWorker, request: Request) -> Reply:
 
 
 async def _flush(worker: MockWorker, request: Request) -> Reply:
-    if worker.scheduler.live:
-        return Reply(400, b"Flush cache failed.\n", content_type=None)
-    worker.scheduler.cache.clear()
-    for cache in worker.scheduler.pages:
-        cache.clear()
-    return Reply(200, _CACHE_FLUSHED, content_type=None)
+    if worker.scheduler.flush():
+        return Reply(200, _CACHE_FLUSHED, content_type=None)
+    return Reply(400, b"Flush cache failed.\n", content_type=None)
 
 
 async def _abort(worker: MockWorker, request: Request) -> Reply:
@@ -205,9 +212,7 @@ async def _update_weight_version(worker: MockWorker, request: Request) -> Reply:
 
 async def _update_weights(worker: MockWorker, request: Request) -> Reply:
     body = _object(request)
-    worker.model_path = str(body.get("model_path", worker.model_path))
-    if body.get("weight_version"):
-        worker.scheduler.weight_version = str(body["weight_version"])
+    worker.update_weights(str(body.get("model_path", worker.model_path)), str(body.get("weight_version") or ""))
     return json_reply({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,21 +14,20 @@ from dyn_relay.net import Connection, ConnectionBroken, Listener, Network
 from dyn_testkit.background import background
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.engine import mix, mix_text
-from dyn_testkit.faults import Fault, FaultPlan, Seen, parse_fault
+from dyn_testkit.faults import FaultPlan
 from dyn_testkit.simnet import SimNetwork
+from dyn_testkit.worker import grpc, http
 from dyn_testkit.worker.bootstrap import BootstrapServer
-from dyn_testkit.worker.contract import Poisoned, error_object
-from dyn_testkit.worker.control import ROUTES, authorize, method_refused
-from dyn_testkit.worker.generate import Generator
-from dyn_testkit.worker.inject import AnswerCut, Injector
+from dyn_testkit.worker.inject import AnswerCut
 from dyn_testkit.worker.jobs import Reader
 from dyn_testkit.worker.kv_events import KvPublisher
 from dyn_testkit.worker.kv_log import KvFaults, KvLog
 from dyn_testkit.worker.legs import DecodeLeg, Phase, PrefillLeg, Rooms
+from dyn_testkit.worker.manager import Manager
 from dyn_testkit.worker.options import WorkerOptions
 from dyn_testkit.worker.render import Renderer
 from dyn_testkit.worker.scheduler import Scheduler
-from dyn_testkit.worker.wire import TEXT, BadRequest, Reply, Request, keeps_alive, read_request, reply_bytes
+from dyn_testkit.worker.wire import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +47,10 @@ class Recorded:
     def json(self) -> Any:
         """Its body, parsed. Raises `ValueError`."""
         return json.loads(self.request.body)
+
+
+#: Serves one connection, the so many-th. Raises `AnswerCut`, `dyn_relay.net.ConnectionBroken`.
+Side = Callable[["MockWorker", Connection, int], Awaitable[None]]
 
 
 class WorkerIsDead(RuntimeError):
@@ -87,8 +89,12 @@ class MockWorker:
         self.dialled = 0
         self.disconnects = 0
         self.deaths = 0
+        #: When its present life began, in seconds of trio's clock.
+        self.born = 0.0
         #: Of one leg of a pair: where its bootstrap server listens, and each (room, phase) that it came to, in order.
         self.bootstrap_port = self.options.bootstrap_port
+        #: Where its gRPC side listens, the chosen one once it does; None: nowhere.
+        self.grpc_port = self.options.grpc_port
         self.phases: list[tuple[int, Phase]] = []
         #: In the order in which they came: their end must not depend on where they lie in memory.
         self._connections: dict[Connection, None] = {}
@@ -96,7 +102,8 @@ class MockWorker:
         self._ranks = 0
         self._draws = 0
         self._life: trio.CancelScope | None = None
-        self._listeners: list[Listener] = []
+        #: By what they are for.
+        self._listeners: dict[str, Listener] = {}
         self._up = trio.Event()
         self._revived = trio.Event()
         self._changed = trio.Event()
@@ -125,8 +132,12 @@ class MockWorker:
         elif self.options.disaggregation == "decode":
             dials = self.network.host(self.host) if isinstance(self.network, SimNetwork) else self.network
             self.scheduler.leg = DecodeLeg(self.options, rooms, dials, lambda: self.alive)
-        reader = Reader(self.options, self._new_rid, self._next_rank, self._next_draw)
-        self._generator = Generator(self.scheduler, reader, self.renderer)
+        reader = Reader(self.options, self.new_rid, self._next_rank, self._next_draw)
+        #: It is being profiled.
+        self.profiling = False
+        #: Generations that came over gRPC.
+        self.channels = grpc.Channels()
+        self.manager = Manager(self.scheduler, reader, self.renderer)
 
     @classmethod
     @asynccontextmanager
@@ -148,6 +159,13 @@ class MockWorker:
     def url(self) -> str:
         """Its base URL; the port is the chosen one once it listens."""
         return f"http://{self.host}:{self.port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """The base URL of its gRPC side. Raises `ValueError` if it has none."""
+        if self.grpc_port is None:
+            raise ValueError("it has no gRPC side: WorkerOptions(grpc_port=0)")
+        return f"grpc://{self.host}:{self.grpc_port}"
 
     @property
     def alive(self) -> bool:
@@ -174,34 +192,42 @@ class MockWorker:
         started = False
         while True:
             await self._listen()
+            self.born = trio.current_time()
             self._up.set()
             if not started:
                 started = True
                 task_status.started()
             try:
                 with trio.CancelScope() as self._life:
-                    await self._live(self._listeners[0])
+                    await self._live()
             finally:
                 self._close_listeners()
             await self._revived.wait()
             self._revived = trio.Event()
 
     async def _listen(self) -> None:
-        self._listeners = [await self.network.listen(self.host, self.port)]
-        self.port = self._listeners[0].port
-        if self._bootstrap is not None:
-            try:
-                self._listeners.append(await self.network.listen(self.host, self.bootstrap_port))
-            except OSError as exc:
-                self._close_listeners()
-                raise OSError(exc.errno, f"bootstrap port {self.bootstrap_port}: {exc.strerror}") from exc
-            self.bootstrap_port = self._listeners[1].port
+        self.port = await self._listen_on("http", self.port)
+        try:
+            if self._bootstrap is not None:
+                self.bootstrap_port = await self._listen_on("bootstrap", self.bootstrap_port)
+            if self.grpc_port is not None:
+                self.grpc_port = await self._listen_on("grpc", self.grpc_port)
+        except OSError:
+            self._close_listeners()
+            raise
+
+    async def _listen_on(self, name: str, port: int) -> int:
+        try:
+            listener = self._listeners[name] = await self.network.listen(self.host, port)
+        except OSError as exc:
+            raise OSError(exc.errno, exc.strerror if name == "http" else f"{name} port {port}: {exc.strerror}") from exc
+        return listener.port
 
     def _close_listeners(self) -> None:
-        for listener in self._listeners:
+        for listener in self._listeners.values():
             listener.close()
 
-    async def _live(self, listener: Listener) -> None:
+    async def _live(self) -> None:
         """One life: serve, and publish."""
         with ExitStack() as stack:
             async with trio.open_nursery() as nursery:
@@ -209,11 +235,13 @@ class MockWorker:
                     sockets = stack.enter_context(self.kv_publisher.open())
                     nursery.start_soon(self.kv_publisher.run, self.kv_logs, sockets)
                 if self._bootstrap is not None:
-                    nursery.start_soon(self._bootstrap.accept, self._listeners[1], self._connections)
-                await self._accept(listener)
+                    nursery.start_soon(self._bootstrap.accept, self._listeners["bootstrap"], self._connections)
+                if "grpc" in self._listeners:
+                    nursery.start_soon(self._accept, self._listeners["grpc"], grpc.serve)
+                await self._accept(self._listeners["http"], http.serve)
                 nursery.cancel_scope.cancel()
 
-    async def _accept(self, listener: Listener) -> None:
+    async def _accept(self, listener: Listener, side: Side) -> None:
         async with trio.open_nursery() as nursery:
             while True:
                 try:
@@ -221,7 +249,7 @@ class MockWorker:
                 except trio.ClosedResourceError:
                     return  # killed at this very moment
                 self._connections[connection] = None
-                nursery.start_soon(self._serve, connection, self.dialled)
+                nursery.start_soon(self._serve, connection, self.dialled, side)
                 self.dialled += 1
                 self._note()
 
@@ -236,7 +264,7 @@ class MockWorker:
         Raises `WorkerIsDead`.
         """
         self._check_alive()
-        self._die(reset=reset)
+        self.die(reset=reset)
 
     def _check_alive(self) -> None:
         if not self.alive:
@@ -245,7 +273,8 @@ class MockWorker:
             help = "`await worker.restart()` brings it back" if born else "`run` it first"
             raise WorkerIsDead(f"the worker {self.host}:{self.port} {what}; {help}")
 
-    def _die(self, *, reset: bool = False) -> None:
+    def die(self, *, reset: bool = False) -> None:
+        """As `kill`, but nothing happens if it is dead."""
         if not self.alive or self._life is None:
             return
         self.deaths += 1
@@ -285,6 +314,22 @@ class MockWorker:
             self._revived.set()
             await self._up.wait()
 
+    def update_weights(self, path: str, version: str = "") -> None:
+        """Load other weights; "" leaves the version as it is."""
+        self.model_path = path
+        self.scheduler.weight_version = version or self.scheduler.weight_version
+        self.scheduler.changed()
+
+    def record(self, request: Request, connection: int) -> None:
+        """Note a request that was read, whole."""
+        self.requests.append(Recorded(request, connection, trio.current_time()))
+        self._note()
+
+    def record_disconnect(self) -> None:
+        """Note that a client went away before its answer was out."""
+        self.disconnects += 1
+        self._note()
+
     def record_abort(self, body: dict[str, Any]) -> None:
         """Note an `/abort_request`."""
         self.aborts.append(body)
@@ -313,7 +358,8 @@ class MockWorker:
         self._changed.set()
         self._changed = trio.Event()
 
-    def _new_rid(self) -> str:
+    def new_rid(self) -> str:
+        """A rid for a request that names none: 32 hexadecimal digits."""
         self._rids += 1
         seed = mix(mix_text(self.port, self.host), self._rids)
         return f"{seed:016x}{mix(seed, 1):016x}"
@@ -328,107 +374,11 @@ class MockWorker:
         self._draws += 1
         return mix(mix_text(self.port, self.host), self._draws) >> 1
 
-    async def _serve(self, connection: Connection, index: int) -> None:
+    async def _serve(self, connection: Connection, index: int, side: Side) -> None:
         try:
-            fault = self.faults.for_connection(index)
-            if fault is not None:
-                await self._injector(fault, Seen(index), connection, streaming=False).at(fault.where.spot)
-            await self._requests(connection, index)
+            await side(self, connection, index)
         except (AnswerCut, ConnectionBroken):
             pass
         finally:
             self._connections.pop(connection, None)
             connection.close()
-
-    def _injector(self, fault: Fault | None, seen: Seen, connection: Connection, *, streaming: bool) -> Injector:
-        return Injector(fault, seen, self.faults, connection, self._die, self.renderer.wall, streaming)
-
-    async def _requests(self, connection: Connection, index: int) -> None:
-        leftover = b""
-        idle_limit = math.inf
-        while True:
-            try:
-                if not leftover:
-                    with trio.move_on_after(idle_limit):
-                        leftover = await connection.receive()
-                got = await read_request(connection, leftover) if leftover else None
-            except BadRequest:
-                reply = Reply(400, b"Invalid HTTP request received.", TEXT)
-                await connection.send(reply_bytes(reply, self.renderer.wall(), keep=False))
-                return
-            if got is None:
-                return
-            request, leftover = got
-            idle_limit = self.options.keep_alive
-            self.requests.append(Recorded(request, index, trio.current_time()))
-            self._note()
-            keep = keeps_alive(request)
-            await self._answer(connection, request, keep)
-            if not keep:
-                return
-
-    async def _answer(self, connection: Connection, request: Request, keep: bool) -> None:
-        refusal = authorize(self, request) or method_refused(request)
-        if refusal is None and request.path == "/generate":
-            await self._generate(connection, request, keep)
-            return
-        reply = refusal or await ROUTES[request.path][2](self, request)
-        await connection.send(reply_bytes(reply, self.renderer.wall(), keep, request.method != "HEAD"))
-
-    async def _generate(self, connection: Connection, request: Request, keep: bool) -> None:
-        """Answer a generation, and drop it if the client goes away meanwhile."""
-        gone = cut = False
-
-        async def watch() -> None:
-            nonlocal gone
-            await connection.wait_closed()
-            gone = True
-            nursery.cancel_scope.cancel()
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch)
-            try:
-                await self._generate_watched(connection, request, keep)
-            except AnswerCut:
-                cut = True
-            except ConnectionBroken:
-                gone = True
-            nursery.cancel_scope.cancel()
-        if cut:
-            raise AnswerCut
-        if gone:
-            self.disconnects += 1
-            self._note()
-            raise AnswerCut
-
-    async def _generate_watched(self, connection: Connection, request: Request, keep: bool) -> None:
-        rid, streaming = _glance(request.body)
-        seen = Seen(len(self.generates) - 1, rid, request.body)
-        fault = self.faults.for_request(seen)
-        asked = request.header(b"x-mock-fault")
-        if asked is not None and self.options.allow_header_faults:
-            try:
-                fault = parse_fault(asked.decode())
-            except ValueError as exc:
-                reply = error_object(400, f"x-mock-fault: {exc}")
-                await connection.send(reply_bytes(reply, self.renderer.wall(), keep))
-                return
-        inject = self._injector(fault, seen, connection, streaming=streaming)
-        try:
-            await self._generator.serve(connection, request, inject, keep)
-        except Poisoned:
-            await trio.sleep(self.options.death_delay)
-            self._die()
-            await trio.lowlevel.checkpoint()
-
-
-def _glance(body: bytes) -> tuple[str, bool]:
-    """The rid and the stream flag of a body, whatever it is."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return "", False
-    if not isinstance(value, dict):
-        return "", False
-    rid = value.get("rid")
-    return rid if isinstance(rid, str) else "", value.get("stream") is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -9,7 +10,7 @@ from typing import NoReturn
 import trio
 
 from dyn_relay.net import Connection
-from dyn_testkit.faults import Fault, FaultPlan, Kind, Seen, Spot
+from dyn_testkit.faults import Fault, FaultPlan, Kind, Seen, Spot, What
 from dyn_testkit.worker.contract import Aborted, error_object
 from dyn_testkit.worker.wire import LAST_CHUNK, Reply, chunk, reply_bytes, stream_head
 
@@ -27,17 +28,14 @@ class AnswerCut(Exception):
     """The connection is gone or in use by a fault; nothing more is to be sent on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Injector:
-    """The fault of one request (None: every method does nothing)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Injector(ABC):
+    """The fault of one request (None: every method does nothing); how it strikes depends on the wire."""
 
     fault: Fault | None
     seen: Seen
     plan: FaultPlan
-    connection: Connection
     kill_worker: Callable[[], None]
-    wall: Callable[[], float]
-    streaming: bool = False
     #: Tokens that the attempt may generate; 0: not known yet.
     budget: int = 0
 
@@ -63,13 +61,53 @@ class Injector:
         if fault is not None and fault.where.spot is spot and self.splits_at == token:
             await self._happen(fault, spot)
 
+    def lands(self, spot: Spot, sent: int, total: int) -> Fault | None:
+        """The fault, if it lands inside an event that carries tokens `sent + 1 .. total`."""
+        fault = self.fault
+        if fault is None or fault.where.spot is not spot or not sent < fault.where.token <= total:
+            return None
+        return fault
+
+    async def _happen(self, fault: Fault, spot: Spot) -> None:
+        if fault in self.plan.revoked:
+            return
+        self.plan.record(fault, self.seen)
+        match fault.what.kind:
+            case Kind.STALL:
+                await self.plan.released()
+                return
+            case Kind.DELAY:
+                await trio.sleep((fault.what.code or 0) / 1000)
+                return
+            case Kind.KILL_WORKER:
+                self.kill_worker()
+                await trio.lowlevel.checkpoint()
+            case Kind.ABORT_EVENT:
+                raise Aborted("Injected abort", fault.what.code)
+            case _ if await self._strike(fault.what, spot):
+                return
+        raise AnswerCut
+
+    @abstractmethod
+    async def _strike(self, what: What, spot: Spot) -> bool:
+        """Do what only this wire can do; True if the answer goes on all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpInjector(Injector):
+    """Strikes an answer over HTTP."""
+
+    connection: Connection
+    wall: Callable[[], float]
+    streaming: bool = False
+
     async def cut(self, spot: Spot, sent: int, total: int, whole: bytes, size: int) -> bytes:
         """Filter the bytes of an event that carries tokens `sent + 1 .. total`; `size` counts its chunk-size digits.
 
         Returns what is still to be sent: all of it if no fault lands inside.
         """
-        fault = self.fault
-        if fault is None or fault.where.spot is not spot or not sent < fault.where.token <= total:
+        fault = self.lands(spot, sent, total)
+        if fault is None:
             return whole
         if spot is Spot.INSIDE_CHUNK_SIZE:
             at = max(1, size // 2)
@@ -92,24 +130,12 @@ class Injector:
         await self._happen(fault, fault.where.spot)
         return whole[at:]
 
-    async def _happen(self, fault: Fault, spot: Spot) -> None:
-        if fault in self.plan.revoked:
-            return
-        self.plan.record(fault, self.seen)
-        what = fault.what
+    async def _strike(self, what: What, spot: Spot) -> bool:
         match what.kind:
             case Kind.RESET:
                 self.connection.abort()
             case Kind.CLOSE:
                 self.connection.close()
-            case Kind.STALL:
-                await self.plan.released()
-                return
-            case Kind.KILL_WORKER:
-                self.kill_worker()
-                await trio.lowlevel.checkpoint()
-            case Kind.ABORT_EVENT:
-                raise Aborted("Injected abort", what.code)
             case Kind.GARBAGE:
                 await self._garbage(spot)
             case Kind.STATUS:
@@ -120,7 +146,7 @@ class Injector:
                 await self._empty(b"")
             case Kind.COMMENTS_ONLY:
                 await self._empty(chunk(b": nothing yet\n\n") * 3)
-        raise AnswerCut
+        return False
 
     async def _garbage(self, spot: Spot) -> NoReturn:
         """Wrong bytes, then silence: only their content gives the fault away."""

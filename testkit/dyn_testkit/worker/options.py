@@ -51,6 +51,12 @@ class WorkerOptions:
     preferred_sampling_params: Mapping[str, Any] | None = None
     max_running_requests: int | None = None
     max_queued_requests: int | None = None
+    #: Where the gRPC side listens (0: the system chooses); None: there is none.
+    grpc_port: int | None = None
+    #: Seconds without a message until a call ends (`--grpc-response-timeout-secs`), and seconds that a client may leave
+    #: a message unread.
+    grpc_response_timeout: float = 300.0
+    grpc_backpressure_timeout: float = 300.0
     api_key: str | None = None
     admin_api_key: str | None = None
     #: `/abort_request` of a live rid takes with it those that begin with it (the scheduler's rule), or not.

@@ -112,9 +112,23 @@ class Scheduler:
         self.changed()
         return [live.job.rid for live in hit]
 
+    def flush(self) -> bool:
+        """Forget all prefixes; False if something is live, and nothing was done."""
+        if self.live:
+            return False
+        self.cache.clear()
+        for cache in self.pages:
+            cache.clear()
+        return True
+
+    async def wait_changed(self) -> None:
+        """Return when something has begun, ended, paused, gone on or been aborted."""
+        await self._changed.wait()
+
     def pause(self, mode: str) -> None:
         """`abort` drops what runs; `retract` and `in_place` keep it for later."""
         self.paused = True
+        self.changed()
         if mode == "abort":
             self.abort("", everything=True)
         elif mode == "retract":

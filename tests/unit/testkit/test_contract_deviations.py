@@ -17,7 +17,7 @@ from contract_kit import broken, setup
 from dyn_relay.net import Connection, ConnectionBroken
 from dyn_testkit import engine
 from dyn_testkit.contract import CHECKS
-from dyn_testkit.worker import MockWorker, contract, control, core, generate, jobs, render, scheduler, wire
+from dyn_testkit.worker import MockWorker, contract, control, core, generate, http, jobs, render, scheduler, wire
 from dyn_testkit.worker.render import Live, Renderer
 from dyn_testkit.worker.schema import WrongType
 from dyn_testkit.worker.wire import Reply, Request
@@ -111,13 +111,13 @@ def unslashed(patch: Patch) -> None:
         lost = request.path.endswith("/")
         return wire.json_reply({"detail": "Not Found"}, 404) if lost else real(request)
 
-    patch.setattr(core, "method_refused", refused)
+    patch.setattr(http, "method_refused", refused)
 
 
 def lost(patch: Patch) -> None:
     real = control.method_refused
     page = Reply(404, b"<h1>Not Found</h1>", b"text/html")
-    patch.setattr(core, "method_refused", lambda request: page if request.path == "/no/such/path" else real(request))
+    patch.setattr(http, "method_refused", lambda request: page if request.path == "/no/such/path" else real(request))
 
 
 def headed(patch: Patch) -> None:
@@ -135,11 +135,11 @@ def deaf(patch: Patch) -> None:
         except ConnectionBroken:
             pass
 
-    async def watch(self: MockWorker, connection: Connection, request: Request, keep: bool) -> None:
-        await self._generate_watched(connection, request, keep)
+    async def watch(worker: MockWorker, connection: Connection, request: Request, keep: bool) -> None:
+        await http._generate_watched(worker, connection, request, keep)
 
     patch.setattr(generate._Answer, "_send", send)
-    patch.setattr(MockWorker, "_generate", watch)
+    patch.setattr(http, "_generate", watch)
 
 
 def welcoming(patch: Patch) -> None:
@@ -300,8 +300,8 @@ DEVIATIONS: list[tuple[str, Plant]] = [
     ("event_framing", as_event),
     ("done_ends_a_stream", setting(generate, "DONE", b"data: [END]\n\n")),
     ("compact_json", spaced),
-    ("keep_alive", setting(core, "keeps_alive", lambda request: False)),
-    ("connection_close", setting(core, "keeps_alive", lambda request: True)),
+    ("keep_alive", setting(http, "keeps_alive", lambda request: False)),
+    ("connection_close", setting(http, "keeps_alive", lambda request: True)),
     ("unary_keys", answers(lambda value, live, unary: value.update(text=""))),
     ("meta_keys", metas(lambda meta: meta.setdefault("e2e_latency", 0.0))),
     ("meta_keys", metas(lambda meta: meta.pop("cached_tokens_details"))),
@@ -368,7 +368,7 @@ DEVIATIONS: list[tuple[str, Plant]] = [
     ("expert_rows", routed),
     ("experts_come_last", metas(lambda meta: meta.setdefault("routed_experts", ""))),
     ("rid_is_echoed", metas(lambda meta: meta.update(id=meta["id"] + "-0"))),
-    ("rid_is_made", setting(MockWorker, "_new_rid", lambda self: "request")),
+    ("rid_is_made", setting(MockWorker, "new_rid", lambda self: "request")),
     ("rids_of_a_batch", metas(lambda meta: meta.update(id=meta["id"].removesuffix("_1")))),
     ("live_rid_is_refused", welcoming),
     ("live_rid_is_refused_to_a_stream", welcoming),
