@@ -26,6 +26,8 @@ from dyn_testkit.grpc.framing import Status, begun, check_prefix, parse_timeout
 
 #: The largest number of a stream: a GOAWAY that names it spares all calls.
 ALL_STREAMS = (1 << 31) - 1
+#: Bytes that a connection's window has in the beginning, by RFC 9113.
+_FIRST_WINDOW = 65535
 
 #: Serves one call, whose request is whole. Raises `Status`.
 Answer = Callable[[Call], Awaitable[None]]
@@ -33,11 +35,14 @@ Answer = Callable[[Call], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a server tells its clients; the defaults are those of hyper, on which SGLang's runs."""
+    """How a server bounds its clients; the defaults are those of SGLang 0.5.23."""
 
-    streams: int = 200
-    #: Bytes that a client may send ahead, on one stream.
+    #: Calls at once; None: any number.
+    streams: int | None = None
+    #: Bytes that a client may send ahead, on one stream and on all of them.
     window: int = 1 << 20
+    #: A call ends when its `grpc-timeout` is over; SGLang leaves that to its clients.
+    deadlines: bool = False
 
 
 class Wire:
@@ -90,9 +95,12 @@ class Wire:
         ahead = {SettingCodes.MAX_CONCURRENT_STREAMS: ALL_STREAMS, SettingCodes.INITIAL_WINDOW_SIZE: window}
         self._h2.local_settings = Settings(client=False, initial_values=ahead)
         self._h2.initiate_connection()
-        self._h2.increment_flow_control_window(window)
-        # Told beside h2, which would end the connection of a client that has not heard of it yet.
-        self._raw(SettingsFrame(0, settings={SettingCodes.MAX_CONCURRENT_STREAMS: self._limits.streams}).serialize())
+        if window > _FIRST_WINDOW:
+            self._h2.increment_flow_control_window(window - _FIRST_WINDOW)
+        if self._limits.streams is not None:
+            # Told beside h2, which would end the connection of a client that has not heard of it yet.
+            told = SettingsFrame(0, settings={SettingCodes.MAX_CONCURRENT_STREAMS: self._limits.streams})
+            self._raw(told.serialize())
 
     def cut(self, *, reset: bool = False) -> None:
         """End the connection with all its calls: FIN, or RST."""
@@ -142,7 +150,7 @@ class Wire:
     def _take(self, event: h2.events.Event, nursery: trio.Nursery) -> None:
         match event:
             case h2.events.RequestReceived():
-                self._open(event)
+                self._open(event, nursery)
             case h2.events.DataReceived():
                 self._receive(event, nursery)
             case h2.events.StreamEnded():
@@ -156,21 +164,25 @@ class Wire:
                 self._lose(self.calls.values(), left=True)
                 self._scope.cancel()
 
-    def _open(self, event: h2.events.RequestReceived) -> None:
+    def _open(self, event: h2.events.RequestReceived, nursery: trio.Nursery) -> None:
         stream = event.stream_id or 0
         if stream > self._last:
             return
-        if len(self.calls) >= self._limits.streams:
+        if self._limits.streams is not None and len(self.calls) >= self._limits.streams:
             self._h2.reset_stream(stream, ErrorCodes.REFUSED_STREAM)
             return
         self._newest = stream
         headers = tuple((str(name), str(value)) for name, value in event.headers or ())
         call = Call(self, stream, dict(headers).get(":path", ""), tuple(h for h in headers if h[0][0] != ":"))
         timeout = parse_timeout(call.header("grpc-timeout") or "")
-        if timeout is not None:
+        if timeout is not None and self._limits.deadlines:
             call.deadline = trio.current_time() + timeout
         self.calls[stream] = call
         self.total += 1
+        encoding = call.header("grpc-encoding") or "identity"
+        if encoding != "identity":
+            why = f"Content is compressed with `{encoding}` which isn't supported"
+            self._begin(stream, _refuse(Status(Code.UNIMPLEMENTED, why)), nursery)
 
     def _receive(self, event: h2.events.DataReceived, nursery: trio.Nursery) -> None:
         stream = event.stream_id or 0

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+import trio
 from google.protobuf.message import Message
 
 from dyn_relay.grpc import methods
@@ -43,6 +44,7 @@ def routes(worker: MockWorker, index: int) -> Routes:
         methods.GENERATE.path: Route(pb.GenerateRequest, partial(generate, worker, index)),
         methods.TEXT_GENERATE.path: Route(pb.TextGenerateRequest, partial(generate, worker, index)),
         methods.WATCH_ENGINE_STATE.path: Route(pb.WatchEngineStateRequest, partial(_watch, worker)),
+        methods.PAUSE_GENERATION.path: Route(pb.PauseGenerationRequest, partial(_pause, worker)),
     } | dict(
         (
             one(methods.HEALTH_CHECK, _health),
@@ -54,7 +56,6 @@ def routes(worker: MockWorker, index: int) -> Routes:
             one(methods.DETOKENIZE, _detokenize),
             one(methods.ABORT, _abort),
             one(methods.FLUSH_CACHE, _flush),
-            one(methods.PAUSE_GENERATION, _pause),
             one(methods.CONTINUE_GENERATION, _continue),
             one(methods.START_PROFILE, _start_profile),
             one(methods.STOP_PROFILE, _stop_profile),
@@ -119,7 +120,7 @@ async def _watch(worker: MockWorker, call: Call, request: pb.WatchEngineStateReq
 async def _tokenize(worker: MockWorker, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
     options = worker.options
     if options.skip_tokenizer_init:
-        raise Status(Code.INTERNAL, "Tokenize failed: AttributeError: 'NoneType' object has no attribute 'encode'")
+        return pb.TokenizeResponse()
     special = request.add_special_tokens if request.HasField("add_special_tokens") else True
     tokens = [*(options.tokenizer.prefix if special else ()), *options.tokenizer.encode(request.text)]
     return pb.TokenizeResponse(
@@ -131,7 +132,7 @@ async def _detokenize(worker: MockWorker, request: pb.DetokenizeRequest) -> pb.D
     if any(token < 0 for token in request.tokens):
         raise Status(Code.INVALID_ARGUMENT, "Detokenize tokens must be non-negative")
     if worker.options.skip_tokenizer_init:
-        raise Status(Code.INTERNAL, "Detokenize failed: AttributeError: 'NoneType' object has no attribute 'decode'")
+        return pb.DetokenizeResponse()
     return pb.DetokenizeResponse(text=worker.options.tokenizer.decode(request.tokens, True))
 
 
@@ -145,11 +146,15 @@ async def _flush(worker: MockWorker, request: pb.FlushCacheRequest) -> pb.FlushC
     return pb.FlushCacheResponse(success=worker.scheduler.flush(), message="Cache flushed.")
 
 
-async def _pause(worker: MockWorker, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
-    if request.mode not in _PAUSE_MODES:
-        raise Status(Code.INTERNAL, f"Invalid pause mode: {request.mode}")
-    worker.scheduler.pause(request.mode)
-    return pb.PauseGenerationResponse(message=f"Generation paused (mode={request.mode}).")
+async def _pause(worker: MockWorker, call: Call, request: pb.PauseGenerationRequest) -> None:
+    worker.record(Request("POST", call.path, (), request.SerializeToString()), 0)
+    await call.send(pb.PauseGenerationResponse(message=f"Generation paused (mode={request.mode})."))
+    await call.finish(Code.OK)
+    if request.mode in _PAUSE_MODES:
+        worker.scheduler.pause(request.mode)
+        return
+    await trio.sleep(worker.options.death_delay)  # the scheduler does not know it, and dies of it
+    worker.die()
 
 
 async def _continue(worker: MockWorker, request: pb.ContinueGenerationRequest) -> pb.ContinueGenerationResponse:
