@@ -241,7 +241,7 @@ async def test_settings_are_those_of_stock() -> None:
 
 async def test_a_stream_too_many_is_refused() -> None:
     async with talking(forever, limits=Limits(streams=2)) as (_, client):
-        many = [await client.call(methods.GENERATE, REQUEST) for _ in range(3)]
+        many = [await client.open(methods.GENERATE) for _ in range(3)]
         await many[2].done()
         assert [answer.ended for answer in many] == ["", "", "rst_stream 7"]
         await client.cancel(many[0])
