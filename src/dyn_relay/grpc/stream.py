@@ -1,0 +1,131 @@
+"""One call's stream: what has come of its answer, and whether that is all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from dyn_relay.grpc import metadata
+from dyn_relay.grpc.messages import Inbox
+from dyn_relay.grpc.metadata import Metadata
+from dyn_relay.grpc.status import CallFailed, Lost
+
+#: The window of a stream, in bytes: what the server may send ahead of whoever takes it. All that a stalled call holds.
+STREAM_WINDOW = 65536
+
+
+class Stream:
+    """Filled by the connection's task, emptied by the call's."""
+
+    __slots__ = (
+        "_grant",
+        "_inbox",
+        "_news",
+        "_ungranted",
+        "answered",
+        "ended",
+        "failure",
+        "headers",
+        "id",
+        "sent",
+        "trailers",
+    )
+
+    def __init__(self, stream_id: int, max_message: int, grant: Callable[[int, int], None]) -> None:
+        """`grant(stream_id, size)` lets the server send `size` more bytes."""
+        self.id = stream_id
+        #: The request is out, all of it.
+        self.sent = False
+        #: A head has come: the server has seen the request.
+        self.answered = False
+        #: Nothing more will come. `failure` says why, if the end was not a good one.
+        self.ended = False
+        self.failure: CallFailed | None = None
+        self.headers: Metadata = ()
+        self.trailers: Metadata = ()
+        self._inbox = Inbox(max_message)
+        self._grant = grant
+        #: Bytes of the window that the server has used and not got back.
+        self._ungranted = 0
+        #: Somebody waits for a message, or for the end.
+        self._news: trio.Event | None = None
+
+    # What the call does.
+
+    def take(self) -> bytes | None:
+        """The next message if it is complete; its bytes may be sent anew. Raises as `Inbox.take` does."""
+        message = self._inbox.take()
+        if message is not None:
+            self._refill(len(self._inbox))
+        return message
+
+    async def wait(self) -> None:
+        """Return when `take` may have something to give, or the stream has ended.
+
+        A message that is longer than the window comes in only while it is waited for.
+        """
+        if self.ended or self._inbox.ready:
+            await trio.lowlevel.checkpoint()
+            return
+        self._news = trio.Event()
+        try:
+            self._refill(0)
+            await self._news.wait()
+        finally:
+            self._news = None
+
+    def outcome(self) -> CallFailed | None:
+        """How the ended stream ended, all its messages being taken; None if with OK."""
+        if self.failure is None and self._inbox:
+            return Lost("the answer ended in the middle of a message")
+        return self.failure
+
+    # What the connection does.
+
+    def head(self, fields: Metadata, *, last: bool) -> None:
+        """The head of the answer; `last`: and its end."""
+        self.answered = True
+        if last:
+            self.finish(fields)
+        elif (failure := metadata.head_failure(fields)) is not None:
+            self.end(failure)
+        else:
+            try:
+                self.headers = metadata.received(fields)
+            except Lost as lost:
+                self.end(lost)
+
+    def feed(self, data: bytes, size: int) -> None:
+        """`data` has come, in `size` bytes of the window (more than its length if it was padded)."""
+        self._ungranted += size
+        self._inbox.feed(data)
+        if self._news is not None:
+            if self._inbox.ready:
+                self._news.set()
+            else:
+                self._refill(0)
+
+    def finish(self, fields: Metadata) -> None:
+        """The trailers."""
+        failure = metadata.ending(fields)
+        try:
+            self.trailers = metadata.received(fields)
+        except Lost as lost:
+            failure = failure or lost
+        self.end(failure)
+
+    def end(self, failure: CallFailed | None) -> None:
+        """Nothing more will come. The first end counts."""
+        if not self.ended:
+            self.ended = True
+            self.failure = failure
+            if self._news is not None:
+                self._news.set()
+
+    def _refill(self, held: int) -> None:
+        """Give the window back, but for `held` bytes; in large parts, so that few frames say so."""
+        size = self._ungranted - held
+        if size >= STREAM_WINDOW // 2 and not self.ended:
+            self._ungranted -= size
+            self._grant(self.id, size)
