@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test laws pairs mutants lint live compare compare-pd bench soak clean
+.PHONY: demo test laws pairs mutants lint live compare compare-pd bench soak proto clean
 
 demo: $(STAMP)
 	$(BIN)/dyn-chaos demo
@@ -51,10 +51,19 @@ soak: $(STAMP)
 	bash bench/build.sh
 	cd bench && ../$(BIN)/python soak.py
 
+# Python from the .proto, by the compiler whose code runs with the oldest protobuf of pyproject.toml.
+proto: .venv-proto/.installed
+	.venv-proto/bin/python -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/dyn_relay/grpc/sglang.proto
+
+.venv-proto/.installed: Makefile
+	$(PYTHON) -m venv .venv-proto
+	.venv-proto/bin/python -m pip install --quiet --disable-pip-version-check grpcio-tools==1.75.1
+	touch $@
+
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-proto .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

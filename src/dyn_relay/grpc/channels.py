@@ -14,9 +14,10 @@ from google.protobuf.message import DecodeError
 from dyn_relay.grpc.messages import MAX_MESSAGE, framed
 from dyn_relay.grpc.metadata import Metadata, request_fields
 from dyn_relay.grpc.methods import Method, Q, R
+from dyn_relay.grpc.options import KeepAlive, Options
 from dyn_relay.grpc.status import CallFailed, Code, Lost, Refused
 from dyn_relay.grpc.stream import Stream
-from dyn_relay.grpc.transport import KeepAlive, Options, Transport
+from dyn_relay.grpc.transport import Transport
 from dyn_relay.net import ConnectFailed, Network
 
 __all__ = ["Call", "Channels", "KeepAlive", "open_channels"]

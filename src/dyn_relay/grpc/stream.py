@@ -7,12 +7,10 @@ from collections.abc import Callable
 import trio
 
 from dyn_relay.grpc import metadata
+from dyn_relay.grpc.http2 import STREAM_WINDOW
 from dyn_relay.grpc.messages import Inbox
 from dyn_relay.grpc.metadata import Metadata
 from dyn_relay.grpc.status import CallFailed, Lost
-
-#: The window of a stream, in bytes: what the server may send ahead of whoever takes it. All that a stalled call holds.
-STREAM_WINDOW = 65536
 
 
 class Stream:

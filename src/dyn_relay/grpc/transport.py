@@ -8,28 +8,20 @@ takes slowly holds up another: the connection's window is given back as bytes co
 from __future__ import annotations
 
 import math
-import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import h2.config
-import h2.connection
-import h2.errors
-import h2.events
-import h2.exceptions
-import h2.settings
 import trio
-from h2.settings import SettingCodes
+from h2 import events
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
 
-from dyn_relay.grpc.frames import MAX_FRAME_SIZE, FrameSplitter, GoAway
-from dyn_relay.grpc.messages import MAX_MESSAGE
+from dyn_relay.grpc.frames import FrameSplitter, GoAway
+from dyn_relay.grpc.http2 import CONNECTION_WINDOW, code_name, goodbye, new_client
+from dyn_relay.grpc.options import Options
 from dyn_relay.grpc.status import Lost
-from dyn_relay.grpc.stream import STREAM_WINDOW, Stream
-from dyn_relay.net import RECEIVE_SIZE, ConnectFailed, Connection, ConnectionBroken, Network
-
-#: The window of the connection, in bytes. It bounds no memory (the streams' windows do), only what is on its way.
-CONNECTION_WINDOW = 1024 * 1024
+from dyn_relay.grpc.stream import Stream
+from dyn_relay.net import RECEIVE_SIZE, ConnectFailed, Connection, ConnectionBroken
 
 #: Bytes waiting to be written above which no request's data is added.
 _BACKLOG = 65536
@@ -41,49 +33,12 @@ _BACKLOG_TO_READ = 4 * _BACKLOG
 _LAST_STREAM_ID = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class KeepAlive:
-    """When a silent connection with streams on it is asked whether it lives. All in seconds.
-
-    A server of grpc-core or grpc-go forgives two pings that come within 300 s of the one before and have no HEADERS or
-    DATA of its own in between, then closes with `too_many_pings` (GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA,
-    GRPC_ARG_HTTP2_MAX_PING_STRIKES); without streams it wants 7200 s. So a silence is asked after once, soon, and
-    then rarely, and a connection without streams not at all.
-    """
-
-    #: Without a byte from the server, until the first ping.
-    silence: float = 30.0
-    #: Until the answer; then the connection is given up. A server that answers other things meanwhile lives.
-    timeout: float = 20.0
-    #: Between two pings, if no HEADERS or DATA came after the first one's answer.
-    interval: float = 310.0
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How connections to one server are made and kept."""
-
-    network: Network
-    host: str
-    port: int
-    tls: ssl.SSLContext | None = None
-    connect_timeout: float = 5.0
-    streams_per_connection: int = 8
-    idle_timeout: float = 60.0
-    max_message: int = MAX_MESSAGE
-    keepalive: KeepAlive = KeepAlive()
-
-    @property
-    def authority(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
 class Transport:
     """One connection. Its owner runs `run`, and counts in `claims` the calls that are to be made on it."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._h2 = _client()
+        self._h2 = new_client()
         self._frames = FrameSplitter()
         self._scope = trio.CancelScope()
         self._connection: Connection | None = None
@@ -162,7 +117,7 @@ class Transport:
         for stream in list(self._streams.values()):
             self._lose(stream, why)
         if self._connection is not None:
-            self._connection.offer(_goodbye(self._h2))
+            self._connection.offer(goodbye(self._h2))
         self._room.unpark_all()
         self._scope.cancel()
 
@@ -216,7 +171,7 @@ class Transport:
                     self._feed(data)
             except ConnectionBroken as exc:
                 raise ConnectFailed(f"{peer}: broke before it spoke HTTP/2: {exc}") from exc
-            except h2.exceptions.ProtocolError as exc:
+            except ProtocolError as exc:
                 raise ConnectFailed(f"{peer}: does not speak HTTP/2: {exc}") from exc
         if scope.cancelled_caught:
             what = "no connection" if self._connection is None else "no HTTP/2 SETTINGS"
@@ -236,7 +191,7 @@ class Transport:
             except ConnectionBroken as exc:
                 self.close(f"the connection broke: {exc}")
                 return
-            except h2.exceptions.ProtocolError as exc:
+            except ProtocolError as exc:
                 self.close(f"the server broke HTTP/2: {exc or type(exc).__name__}")
                 return
             if len(data) >= RECEIVE_SIZE // 4:
@@ -255,7 +210,7 @@ class Transport:
                     handle(self, event)
         self._flush()
 
-    def _on_head(self, event: h2.events.ResponseReceived) -> None:
+    def _on_head(self, event: events.ResponseReceived) -> None:
         self._hear_answer()
         stream = self._streams.get(event.stream_id)
         if stream is not None:
@@ -263,7 +218,7 @@ class Transport:
             stream.head(event.headers, last=last)
             self._settle(stream, last=last)
 
-    def _on_data(self, event: h2.events.DataReceived) -> None:
+    def _on_data(self, event: events.DataReceived) -> None:
         self._hear_answer()
         self._ungranted += event.flow_controlled_length
         if self._ungranted >= CONNECTION_WINDOW // 2:
@@ -278,36 +233,36 @@ class Transport:
             stream.feed(event.data, event.flow_controlled_length)
             self._settle(stream, last=last)
 
-    def _on_trailers(self, event: h2.events.TrailersReceived) -> None:
+    def _on_trailers(self, event: events.TrailersReceived) -> None:
         self._hear_answer()
         stream = self._streams.get(event.stream_id)
         if stream is not None:
             stream.finish(event.headers)
             self._settle(stream, last=True)
 
-    def _on_reset(self, event: h2.events.StreamReset) -> None:
+    def _on_reset(self, event: events.StreamReset) -> None:
         stream = self._streams.get(event.stream_id)
         if stream is not None:
-            refused = event.error_code == h2.errors.ErrorCodes.REFUSED_STREAM
-            why = f"the server reset the stream: {_name(event.error_code)}"
+            refused = event.error_code == ErrorCodes.REFUSED_STREAM
+            why = f"the server reset the stream: {code_name(event.error_code)}"
             stream.end(Lost(why, unprocessed=refused and not stream.answered))
             self._forget(stream, reset=False)
 
-    def _on_room(self, event: h2.events.Event) -> None:
+    def _on_room(self, event: events.Event) -> None:
         self._room.unpark_all()
 
-    def _on_settings(self, event: h2.events.RemoteSettingsChanged) -> None:
+    def _on_settings(self, event: events.RemoteSettingsChanged) -> None:
         self._greeted = True
         self._room.unpark_all()
 
-    def _on_pong(self, event: h2.events.PingAckReceived) -> None:
+    def _on_pong(self, event: events.PingAckReceived) -> None:
         if self._pinged is not None:
             self._next_ping = self._pinged + self._options.keepalive.interval
             self._pinged = None
 
     def _goaway(self, frame: GoAway) -> None:
         self._draining = True
-        why = f"the server goes away: {_name(frame.code)}{': ' if frame.reason else ''}{frame.reason}"
+        why = f"the server goes away: {code_name(frame.code)}{': ' if frame.reason else ''}{frame.reason}"
         for stream in list(self._streams.values()):
             if stream.id > frame.last_stream_id:
                 stream.end(Lost(why, unprocessed=not stream.answered))
@@ -332,7 +287,7 @@ class Transport:
         if self._streams.pop(stream.id, None) is None:
             return
         if reset and not self._closed:
-            self._h2.reset_stream(stream.id, h2.errors.ErrorCodes.CANCEL)
+            self._h2.reset_stream(stream.id, ErrorCodes.CANCEL)
         self._room.unpark_all()
         self._drained()
 
@@ -424,43 +379,12 @@ class Transport:
             self.close("idle")
 
 
-_HANDLERS: dict[type[h2.events.Event], Callable[[Transport, Any], None]] = {
-    h2.events.ResponseReceived: Transport._on_head,
-    h2.events.DataReceived: Transport._on_data,
-    h2.events.TrailersReceived: Transport._on_trailers,
-    h2.events.StreamReset: Transport._on_reset,
-    h2.events.WindowUpdated: Transport._on_room,
-    h2.events.RemoteSettingsChanged: Transport._on_settings,
-    h2.events.PingAckReceived: Transport._on_pong,
+_HANDLERS: dict[type[events.Event], Callable[[Transport, Any], None]] = {
+    events.ResponseReceived: Transport._on_head,
+    events.DataReceived: Transport._on_data,
+    events.TrailersReceived: Transport._on_trailers,
+    events.StreamReset: Transport._on_reset,
+    events.WindowUpdated: Transport._on_room,
+    events.RemoteSettingsChanged: Transport._on_settings,
+    events.PingAckReceived: Transport._on_pong,
 }
-
-
-def _client() -> h2.connection.H2Connection:
-    """A client that has said its SETTINGS. h2 knows nothing of GOAWAY here (see `frames`)."""
-    made = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
-    made.local_settings = h2.settings.Settings(
-        client=True,
-        initial_values={
-            SettingCodes.ENABLE_PUSH: 0,
-            SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-            SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_SIZE,
-            SettingCodes.MAX_HEADER_LIST_SIZE: made.DEFAULT_MAX_HEADER_LIST_SIZE,
-        },
-    )
-    made.initiate_connection()
-    made.increment_flow_control_window(CONNECTION_WINDOW - made.inbound_flow_control_window)
-    return made
-
-
-def _goodbye(client: h2.connection.H2Connection) -> bytes:
-    """What h2 has left to say, and a GOAWAY, unless one is among it."""
-    if client.state_machine.state is not h2.connection.ConnectionState.CLOSED:
-        client.close_connection()
-    return client.data_to_send()
-
-
-def _name(code: int) -> str:
-    try:
-        return h2.errors.ErrorCodes(code).name
-    except ValueError:
-        return f"error {code:#x}"
