@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from h2.exceptions import FrameTooLargeError
+
 #: The largest payload that we let the peer send, which is HTTP/2's own initial limit.
 MAX_FRAME_SIZE = 16384
 
@@ -34,19 +36,21 @@ class FrameSplitter:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes | GoAway]:
-        """The frames that `data` completes. A frame that is too long comes out cut, for h2 to complain of it."""
+        """The frames that `data` completes. Raises `FrameTooLargeError` as soon as a frame says that it is too long."""
         held = self._data
         held += data
         start = 0
         try:
             while len(held) - start >= _HEADER_SIZE:
                 size = int.from_bytes(held[start : start + 3], "big")
+                if size > MAX_FRAME_SIZE:
+                    raise FrameTooLargeError(f"a frame of {size} bytes; {MAX_FRAME_SIZE} are allowed")
                 end = start + _HEADER_SIZE + size
-                if len(held) < end and size <= MAX_FRAME_SIZE:
+                if len(held) < end:
                     break
                 frame = bytes(memoryview(held)[start:end])
                 start = end
-                yield _read_goaway(frame) or frame if frame[3] == _GOAWAY else frame
+                yield (_read_goaway(frame) or frame) if frame[3] == _GOAWAY else frame
         finally:
             del held[:start]
 

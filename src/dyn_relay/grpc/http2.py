@@ -33,10 +33,10 @@ def new_client() -> H2Connection:
     return made
 
 
-def goodbye(client: H2Connection) -> bytes:
-    """What h2 has left to say, and a GOAWAY, unless one is among it."""
+def goodbye(client: H2Connection, code: int) -> bytes:
+    """What h2 has left to say, and a GOAWAY with this error code, unless one is among it."""
     if client.state_machine.state is not ConnectionState.CLOSED:
-        client.close_connection()
+        client.close_connection(code)
     return client.data_to_send()
 
 

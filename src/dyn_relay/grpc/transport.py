@@ -109,15 +109,15 @@ class Transport:
                 self._connection.close()
             self._settled.set()
 
-    def close(self, why: str) -> None:
-        """The connection is over, and with it what is on it. The first reason counts."""
+    def close(self, why: str, code: int = ErrorCodes.NO_ERROR) -> None:
+        """The connection is over, and with it what is on it. The first reason counts; `code`: what the peer is told."""
         if self._closed:
             return
         self._closed = True
         for stream in list(self._streams.values()):
             self._lose(stream, why)
-        if self._connection is not None:
-            self._connection.offer(goodbye(self._h2))
+        if self._connection is not None and not self._backlog:
+            self._connection.offer(goodbye(self._h2, code))
         self._room.unpark_all()
         self._scope.cancel()
 
@@ -192,7 +192,7 @@ class Transport:
                 self.close(f"the connection broke: {exc}")
                 return
             except ProtocolError as exc:
-                self.close(f"the server broke HTTP/2: {exc or type(exc).__name__}")
+                self.close(f"the server broke HTTP/2: {exc}", exc.error_code)
                 return
             if len(data) >= RECEIVE_SIZE // 4:
                 await trio.lowlevel.checkpoint()  # a fast server must not keep those waiting who take what it sends
