@@ -131,6 +131,18 @@ class World:
     def generate(self, rid: str = "r", **options: Any) -> Any:
         return self.channels.call(methods.GENERATE, pb.GenerateRequest(rid=rid), **options)
 
+    @asynccontextmanager
+    async def opened(self, rid: str = "r", **options: Any) -> AsyncIterator[tuple[Call[pb.GenerateResponse], Hand]]:
+        """A call on a connection of its own, and the server's end of it."""
+        accepted: list[Hand] = []
+
+        async def accept() -> None:
+            accepted.append(await self.accept())
+
+        self.nursery.start_soon(accept)
+        async with self.generate(rid, **options) as call:
+            yield call, accepted[0]
+
     def start(self, rid: str = "r", **options: Any) -> Outcome:
         """A call in a task of its own, which takes all it gets."""
         outcome = Outcome()

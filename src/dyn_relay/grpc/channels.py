@@ -166,10 +166,8 @@ class Channels:
                 raise ConnectFailed(f"{self._options.authority}: takes no calls")
 
     def _with_place(self) -> Transport | None:
-        for transport in list(self._transports):
-            if transport.stale():
-                transport.close("it was idle and is no longer quiet")
-            elif transport.claims < transport.capacity:
+        for transport in self._transports:
+            if transport.claims < transport.capacity and not transport.stale():
                 return transport
         return None
 

@@ -83,7 +83,7 @@ class Transport:
         return self._closed
 
     def stale(self) -> bool:
-        """It is idle, and the server has sent something since that was not read yet: probably an end."""
+        """It is idle, and what has come from the server since was not read yet: it may be an end."""
         return not self.claims and self._connection is not None and not self._connection.quiet()
 
     async def settled(self) -> None:
