@@ -23,6 +23,7 @@ from dyn_relay.control.routes import Door
 from dyn_relay.control.siblings import Siblings
 from dyn_relay.control.told import learn
 from dyn_relay.control.totals import Pages
+from dyn_relay.direct.gateways import Gateways
 from dyn_relay.fleet.discovery import catalog as discovery
 from dyn_relay.fleet.discovery.discovery import Discovery
 from dyn_relay.fleet.registry import Fleet
@@ -80,10 +81,14 @@ class App:
         rng = random.Random(config.seed)
         self._rng = rng
         self._format = format_of(config)
+        self._gateways = Gateways(
+            network, connect_timeout=config.connect_timeout_secs, http_fallback=config.http_fallback
+        )
         self._pool = Pool(
             network,
             idle_secs=config.upstream_pool_idle_timeout_secs,
             connect_timeout=config.connect_timeout_secs,
+            grpc=self._gateways.dial,
         )
         self.fleet = Fleet(
             config,
@@ -92,6 +97,7 @@ class App:
             rng=rng,
             on_poison=lambda event: self.metrics.poison_total(event).inc(),
             on_move=self._moved,
+            on_leave=self._gateways.forget,
         )
         self._permits = Turnstile(self._retry_limit)
         self.metrics.watch_fleet(self._samples)
@@ -112,6 +118,7 @@ class App:
         """Serve on `listener` until `draining` is set and the last request has ended; then both are closed."""
         config, siblings = self.config, self._siblings
         async with trio.open_nursery() as background:
+            await background.start(self._gateways.run)
             await background.start(self.fleet.run)
             try:
                 async with trio.open_nursery() as chores:

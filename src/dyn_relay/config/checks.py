@@ -97,6 +97,13 @@ def are_apart(prefill: tuple[str, ...], decode: tuple[str, ...]) -> None:
             raise ValueError(f"{url} is named by both --prefill and --decode; a worker is for one of them")
 
 
+def are_grpc(named: tuple[str, ...]) -> None:
+    """All URLs are those of gRPC servers."""
+    for origin, _ in urls_and_ports(named):
+        if not origin.grpc:
+            raise ValueError(f"{origin} is no gRPC server's URL, which begins with grpc:// or grpcs://")
+
+
 def are_names(value: object) -> None:
     """Headers' names."""
     for name in cast("tuple[str, ...]", value):

@@ -9,6 +9,7 @@ from typing import Literal
 
 from dyn_relay.config.checks import (
     are_apart,
+    are_grpc,
     are_labels,
     are_names,
     are_urls,
@@ -78,8 +79,16 @@ class Config:
     worker_urls: tuple[str, ...] = option(
         WORKERS,
         (),
-        "Engines to use from the start, e.g. http://10.0.0.1:30000. Several, separated by spaces or commas.",
+        "Engines to use from the start, e.g. http://10.0.0.1:30000, or grpc://10.0.0.1:30001 for one's gRPC server. "
+        "Several, separated by spaces or commas.",
         verify=are_urls,
+    )
+    engine_url: tuple[str, ...] = option(
+        WORKERS,
+        (),
+        "The same as --worker-urls; beside --prefill-engine-url as --decode.",
+        verify=are_urls,
+        metavar="URL ...",
     )
     policy: Policy = option(WORKERS, "least_loaded", "Which worker gets the next attempt.")
     pd_disaggregation: bool = option(
@@ -98,6 +107,35 @@ class Config:
     )
     decode: tuple[str, ...] = option(
         WORKERS, (), "With --pd-disaggregation: engines that compute answers.", verify=are_urls, metavar="URL ..."
+    )
+    prefill_engine_url: tuple[str, ...] = option(
+        WORKERS,
+        (),
+        "As --pd-disaggregation and --prefill, and --engine-url has the decode engines.",
+        verify=are_urls_and_ports,
+        metavar="URL [PORT] ...",
+        repeats=True,
+    )
+    direct: bool = option(
+        WORKERS, False, "All engines that are named here are gRPC servers: their URLs begin with grpc:// or grpcs://."
+    )
+    direct_backend: Literal["sglang"] = option(WORKERS, "sglang", "Whose gRPC service they have.")
+    http_fallback: bool = option(
+        WORKERS,
+        False,
+        "What gRPC cannot carry is sent to the HTTP port that the engine tells, instead of being refused.",
+    )
+    dyn_tool_call_parser: str | None = option(
+        WORKERS,
+        None,
+        "Show this as the workers' tool-call parser, instead of what they tell.",
+        env="DYN_TOOL_CALL_PARSER",
+    )
+    dyn_reasoning_parser: str | None = option(
+        WORKERS,
+        None,
+        "Show this as the workers' reasoning parser, instead of what they tell.",
+        env="DYN_REASONING_PARSER",
     )
     prefill_policy: Policy | None = option(WORKERS, None, "As --policy, for prefill workers; unset = as --policy.")
     decode_policy: Policy | None = option(WORKERS, None, "As --policy, for decode workers; unset = as --policy.")
@@ -340,6 +378,7 @@ class Config:
     def __post_init__(self) -> None:
         for row in OPTIONS:
             row.check(getattr(self, row.name), f"{type(self).__name__}()")
+        self._fold()
         if self.service_discovery and not self.selector:
             raise ConfigError("service_discovery: needs a selector, or every pod of the cluster would be a worker")
         for name in _NOT_PAIRED if self.pd_disaggregation else _PAIRED:
@@ -354,6 +393,22 @@ class Config:
         for name in ("selector", "service_discovery_namespace"):
             if getattr(self, name) and not self.service_discovery:
                 raise ConfigError(f"{name}: finds nobody without service_discovery")
+        if self.direct:
+            try:
+                are_grpc((*self.worker_urls, *self.prefill, *self.decode))
+            except ValueError as exc:
+                raise ConfigError(f"direct: {exc}") from None
+
+    def _fold(self) -> None:
+        """What is named in other words is what it means, from here on."""
+        paired = bool(self.prefill_engine_url)
+        plain = "decode" if paired else "worker_urls"
+        folded = {plain: tuple(dict.fromkeys((*getattr(self, plain), *self.engine_url))), "engine_url": ()}
+        if paired:
+            folded |= {"prefill": (*self.prefill, *self.prefill_engine_url), "prefill_engine_url": ()}
+            object.__setattr__(self, "pd_disaggregation", True)
+        for name, value in folded.items():
+            object.__setattr__(self, name, value)
 
 
 #: Its rows.

@@ -273,6 +273,10 @@ _SHOWN = (
     "routed_experts",
     "indexer_topk",
     "sampling_defaults",
+    "dp_size",
+    "kv_events",
+    "tool_call_parser",
+    "reasoning_parser",
 )
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from dyn_relay.grpc.status import CallFailed, Code, Lost, Refused
 from dyn_relay.http11.headers import Headers
+from dyn_relay.net import ConnectFailed
 
 JSON: Headers = [(b"content-type", b"application/json")]
 
@@ -56,6 +57,8 @@ _STATUSES = {
     Code.UNIMPLEMENTED: 501,
     Code.UNAUTHENTICATED: 401,
 }
+#: What 0.5.23 says with INTERNAL when its own half of a call is gone.
+_GONE = ("gRPC response stream closed before", "Channel closed before")
 #: How an exception with an HTTP status is spelled in a status message ("503: The request queue is full.").
 _HTTP_EXCEPTION = re.compile(r"([45]\d\d): (.*)", re.DOTALL)
 
@@ -69,11 +72,13 @@ class Answer:
     event: bytes | None = None
 
 
-def meaning(failure: CallFailed) -> Meaning:
+def meaning(failure: CallFailed | ConnectFailed) -> Meaning:
     """What it means before the first message."""
     if isinstance(failure, Refused):
-        return MEANINGS[failure.code]
-    return Meaning.BUSY if isinstance(failure, Lost) and failure.unprocessed else Meaning.DEATH
+        gone = failure.code is Code.INTERNAL and failure.message.startswith(_GONE)
+        return Meaning.DEATH if gone else MEANINGS[failure.code]
+    begun = isinstance(failure, Lost) and not failure.unprocessed
+    return Meaning.DEATH if begun else Meaning.BUSY
 
 
 def mistake(message: str, code: int = 400) -> Answer:
@@ -106,11 +111,11 @@ def internal(message: str, well: bool) -> Answer:
     return mistake(message) if well else trouble(500, message or "Internal Server Error")
 
 
-def error(failure: Refused) -> Answer:
-    """What has `Meaning.ERROR`."""
-    return trouble(_STATUSES.get(failure.code, 500), failure.message or failure.code.name)
-
-
-def busy(failure: CallFailed) -> Answer:
-    """What has `Meaning.BUSY`."""
+def answer(failure: Exception) -> Answer:
+    """What has one of the other meanings, but a death. It has begun nothing if it was never connected."""
+    if isinstance(failure, Refused) and MEANINGS[failure.code] is not Meaning.BUSY:
+        words = failure.message or failure.code.name
+        if MEANINGS[failure.code] is Meaning.MISTAKE:
+            return mistake(words)
+        return trouble(_STATUSES.get(failure.code, 500), words)
     return trouble(429, str(failure))

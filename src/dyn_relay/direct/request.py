@@ -1,8 +1,9 @@
 """A `/generate` body as the message that asks the same of an engine over gRPC, or the name of what cannot be carried.
 
 Sans-IO. Every field of stock's body (SGLang 0.5.23) is in one of the tables: `SCALARS`, `SAMPLING` and those that
-`translate` names are carried, `NEUTRAL` and `NEUTRAL_SAMPLING` say which values ask for nothing and are dropped, `HINTS`
-are dropped whatever they are. All else is refused: an engine that does not hear of a field would give another answer.
+`translate` names are carried, `NEUTRAL` and `NEUTRAL_SAMPLING` say which values ask for nothing and are dropped,
+`HINTS` are dropped whatever they are. All else is refused: an engine that does not hear of a field would give another
+answer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from dyn_relay.direct.numbers import CannotCarry, float32, int32, integer, int64, uint32
+from dyn_relay.direct.numbers import CannotCarry, float32, int32, int64, integer, uint32
 from dyn_relay.grpc import sglang_pb2 as pb
 
 #: Checks a value and gives the one that goes into the message. Raises `CannotCarry`.

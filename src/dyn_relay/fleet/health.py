@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
@@ -21,7 +21,7 @@ from dyn_relay.fleet.keeper import Keeper
 from dyn_relay.fleet.rejoin import Standing
 from dyn_relay.fleet.worker import Signal, State, Worker
 from dyn_relay.formats.base import Format, Headers
-from dyn_relay.formats.traits import UNKNOWN
+from dyn_relay.formats.traits import UNKNOWN, Traits
 from dyn_relay.http11.client import BadResponse, Origin, Pool, Response
 from dyn_relay.net import ConnectFailed, ConnectionBroken
 
@@ -101,18 +101,34 @@ class Examiner:
         if unread and worker.traits != UNKNOWN:
             return  # what was read before is better than half of it
         try:
-            traits = self._format.traits(infos)
+            traits = self._named(self._format.traits(infos))
         except Exception as exc:
             # A worker's odd answer must not end its probing.
             log.error("worker's infos make no sense", worker=worker.id, error=repr(exc))
             return
         if traits != worker.traits:
-            log.info("worker described", worker=worker.id, version=traits.version, weights=traits.weight_version)
+            log.info(
+                "worker described",
+                worker=worker.id,
+                version=traits.version,
+                weights=traits.weight_version,
+                tool_call_parser=traits.tool_call_parser,
+                reasoning_parser=traits.reasoning_parser,
+            )
         worker.traits = traits
         if self.config.dp_aware:
             worker.divide(traits.dp_size or 1)
         worker.learnt = True
         contradictions.note(worker)
+
+    def _named(self, traits: Traits) -> Traits:
+        """With the parsers that the configuration names."""
+        config = self.config
+        return replace(
+            traits,
+            tool_call_parser=config.dyn_tool_call_parser or traits.tool_call_parser,
+            reasoning_parser=config.dyn_reasoning_parser or traits.reasoning_parser,
+        )
 
     async def lives(self, worker: Worker) -> bool:
         """Does it answer at all, whatever the status? The info endpoint answers from memory, also while it is busy."""

@@ -65,6 +65,7 @@ class Fleet:
         fetch: Fetch = fetch,
         on_poison: Callable[[str], None] = lambda event: None,
         on_move: Callable[[State, State], None] = lambda before, after: None,
+        on_leave: Callable[[Origin], None] = lambda origin: None,
     ) -> None:
         self.config = config
         self._clock = clock
@@ -78,6 +79,7 @@ class Fleet:
             config, clock, lambda: self.staying, self.relearn, moved=self._moved, renewed=self._renewed
         )
         self._on_move = on_move
+        self._on_leave = on_leave
         self._recounted = -math.inf
         self.namings = Namings(config)
         self._workers: dict[str, Worker] = {}
@@ -457,6 +459,7 @@ class Fleet:
         self._renewed(worker)
         self.namings.remember(last_named(worker))
         log.info("worker left", worker=worker.id, url=worker.url)
+        self._on_leave(worker.origin)
         if worker.renamed is not None and worker.wanted:
             self._join(worker.renamed, worker.named_by)
         self._changed()

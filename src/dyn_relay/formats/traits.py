@@ -52,6 +52,9 @@ class Traits:
     epoch: str | None = None
     #: None also if it publishes nothing.
     kv_events: KvEvents | None = None
+    #: How it finds tool calls and reasoning in its answers: the names of its parsers; for people.
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 UNKNOWN = Traits()

@@ -143,6 +143,10 @@ class Channels:
             raise Lost("no message answers a call that has one")
         return answer
 
+    async def reach(self) -> None:
+        """Return once a call could be made, dialling if need be. Raises `ConnectFailed`."""
+        (await self._claim()).release()
+
     async def _claim(self) -> Transport:
         """A connection with a place for one more call, the place being taken."""
         while True:

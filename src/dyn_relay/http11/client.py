@@ -6,6 +6,7 @@ import io
 import re
 import ssl
 from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import trio
@@ -81,11 +82,13 @@ class Pool:
         idle_secs: float = 3.0,
         connect_timeout: float = 5.0,
         tls: ssl.SSLContext | None = None,
+        grpc: Callable[[Origin], Awaitable[Connection]] | None = None,
     ) -> None:
         """`idle_secs`: below the workers' keep-alive (5 s in SGLang 0.5.23), so that it is rarely they who close.
 
-        `tls`: for https origins; the system's certificate authorities if None.
+        `tls`: for https origins; the system's certificate authorities if None. `grpc`: dials an origin that is `grpc`.
         """
+        self._grpc = grpc
         self._network = network
         self._idle_secs = idle_secs
         self._connect_timeout = connect_timeout
@@ -157,6 +160,10 @@ class Pool:
 
     async def _dial(self, origin: Origin) -> Connection:
         with trio.move_on_after(self._connect_timeout):
+            if origin.grpc:
+                if self._grpc is None:
+                    raise ConnectFailed(f"{origin}: there is no gateway to gRPC here")
+                return await self._grpc(origin)
             return await self._network.connect(origin.host, origin.port, self._context() if origin.tls else None)
         raise ConnectFailed(f"{origin.authority}: no connection within {self._connect_timeout:g} s")
 

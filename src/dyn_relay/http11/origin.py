@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 _DEFAULT_PORTS = {False: 80, True: 443}
+#: scheme: (TLS, gRPC)
+_SCHEMES = {"http": (False, False), "https": (True, False), "grpc": (False, True), "grpcs": (True, True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +19,15 @@ class Origin:
     tls: bool = False
     #: "" or "/some/path", put before every request's path.
     prefix: str = ""
+    #: It is an engine's gRPC server: HTTP is spoken with the gateway that stands before it in this process.
+    grpc: bool = False
 
     @classmethod
     def parse(cls, url: str) -> Origin:
-        """Read `http://host[:port][/prefix]` or the same with https. Raises `ValueError` that names the problem."""
+        """Read `http://host[:port][/prefix]`, the same with https, or `grpc://host:port`, the same with grpcs (TLS).
+
+        Raises `ValueError` that names the problem.
+        """
         if any(not 0x20 < ord(character) < 0x7F for character in url):
             raise ValueError(f"{url!r}: blanks, control characters and non-ASCII characters are not allowed")
         try:
@@ -28,8 +35,8 @@ class Origin:
             port = parts.port
         except ValueError as exc:
             raise ValueError(f"{url!r}: {exc}") from None
-        if parts.scheme not in ("http", "https"):
-            raise ValueError(f"{url!r}: the scheme must be http or https")
+        if parts.scheme not in _SCHEMES:
+            raise ValueError(f"{url!r}: the scheme must be http or https, or grpc or grpcs")
         if not parts.hostname:
             raise ValueError(f"{url!r}: the host is missing")
         if "@" in parts.netloc:
@@ -44,14 +51,19 @@ class Origin:
             raise ValueError(f"{url!r}: no such host can exist") from None
         if port == 0:
             raise ValueError(f"{url!r}: port 0 cannot be connected to")
-        tls = parts.scheme == "https"
-        return cls(parts.hostname, _DEFAULT_PORTS[tls] if port is None else port, tls, parts.path.rstrip("/"))
+        tls, grpc = _SCHEMES[parts.scheme]
+        prefix = parts.path.rstrip("/")
+        if grpc and (port is None or prefix):
+            raise ValueError(f"{url!r}: gRPC needs a port, and has no path")
+        return cls(parts.hostname, _DEFAULT_PORTS[tls] if port is None else port, tls, prefix, grpc)
 
     @property
     def authority(self) -> str:
         """`host[:port]` as the Host header has it: an IPv6 address in brackets, a default port left out."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _DEFAULT_PORTS[self.tls] else f"{host}:{self.port}"
+        default = not self.grpc and self.port == _DEFAULT_PORTS[self.tls]
+        return host if default else f"{host}:{self.port}"
 
     def __str__(self) -> str:
-        return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
+        scheme = next(name for name, kind in _SCHEMES.items() if kind == (self.tls, self.grpc))
+        return f"{scheme}://{self.authority}{self.prefix}"

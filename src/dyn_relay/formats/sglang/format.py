@@ -134,6 +134,8 @@ class SglangFormat:
             bootstrap_port=_port(merged.get("disaggregation_bootstrap_port")),
             epoch=_epoch(server),
             kv_events=kv_events(merged.get("kv_events")),
+            tool_call_parser=_string(merged.get("tool_call_parser")),
+            reasoning_parser=_string(merged.get("reasoning_parser")),
         )
         for name in ("eos_token_id", "eos_token_ids"):
             told = merged.get(name)

@@ -1,0 +1,130 @@
+"""One engine behind gRPC: its calls, and what the gateway has to know of it."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+
+import msgspec
+import trio
+
+from dyn_relay.grpc import methods
+from dyn_relay.grpc import sglang_pb2 as pb
+from dyn_relay.grpc.channels import Channels
+from dyn_relay.grpc.metadata import Metadata
+
+#: Seconds for a call that an engine answers from memory.
+QUICK = 30.0
+#: Seconds in which a token must come from an engine that is well (SGLANG_HEALTH_CHECK_TIMEOUT of SGLang 0.5.23).
+HEALTH_TIMEOUT = 20.0
+#: SGLang 0.5.23 tells no version over gRPC. This service, with text beside ids, is that of this release and later ones.
+SPOKEN = "0.5.23"
+#: A prefill or decode engine takes a request that meets nobody if it is to meet there (disaggregation/utils.py).
+_NOBODY = pb.DisaggregatedParams(bootstrap_host="2.2.2.2")
+
+_object = msgspec.json.Decoder(dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an engine has said of itself in its server info."""
+
+    #: Streams are incremental rather than cumulative.
+    incremental: bool
+    #: Prefill or decode: a request must have its other half.
+    paired: bool
+    #: Media that it hears of.
+    features: frozenset[str]
+    #: Its HTTP server's; None: it did not say.
+    http_port: int | None
+
+
+class Engine:
+    """The engine at the other end of `channels`."""
+
+    def __init__(self, channels: Channels) -> None:
+        self.channels = channels
+        self._facts: Facts | None = None
+        #: Messages of generations that have come, of all requests.
+        self._heard = 0
+        self._hearing = trio.lowlevel.ParkingLot()
+
+    def hear(self) -> None:
+        """A message of a generation has come: its scheduler works."""
+        self._heard += 1
+        self._hearing.unpark_all()
+
+    async def server_info(self, metadata: Metadata = ()) -> dict[str, object]:
+        """What it says of itself. Raises `ConnectFailed`, `CallFailed`, `ValueError`."""
+        said = await self.channels.unary(
+            methods.GET_SERVER_INFO, pb.GetServerInfoRequest(), timeout=QUICK, metadata=metadata
+        )
+        info = {"version": SPOKEN} | _object.decode(said.json_info)
+        features, port = info.get("grpc_features"), info.get("port")
+        self._facts = Facts(
+            incremental=info.get("incremental_streaming_output") is True,
+            paired=info.get("disaggregation_mode") in ("prefill", "decode"),
+            features=frozenset(map(str, features)) if isinstance(features, list) else frozenset(),
+            http_port=port if type(port) is int and 0 < port < 65536 else None,
+        )
+        return info
+
+    async def facts(self, metadata: Metadata = ()) -> Facts:
+        """What it has said, the last time that anybody asked. Raises as `server_info`."""
+        if self._facts is None:
+            await self.server_info(metadata)
+        assert self._facts is not None
+        return self._facts
+
+    async def state(self, metadata: Metadata = ()) -> pb.EngineStateSnapshot:
+        """Whether it calls itself well, and paused. Raises `ConnectFailed`, `CallFailed`."""
+        watch = methods.WATCH_ENGINE_STATE, pb.WatchEngineStateRequest()
+        async with self.channels.call(*watch, timeout=QUICK, metadata=metadata) as call:
+            async for snapshot in call:
+                return snapshot
+        return pb.EngineStateSnapshot()
+
+    async def well(self, metadata: Metadata = ()) -> bool:
+        """Does it call itself well? That is no proof, see `works`. Raises `ConnectFailed`, `CallFailed`."""
+        said = await self.channels.unary(
+            methods.HEALTH_CHECK, pb.HealthCheckRequest(), timeout=QUICK, metadata=metadata
+        )
+        return said.healthy
+
+    async def works(self, metadata: Metadata = ()) -> bool:
+        """As SGLang's own `/health`: it calls itself well, and some token comes, of a request of ours or of any other.
+
+        One that is paused gives none. Raises `ConnectFailed`, `CallFailed`.
+        """
+        state = await self.state(metadata)
+        if not state.healthy or state.is_pause:
+            return state.healthy
+        request = pb.GenerateRequest(input_ids=[0], rid=f"HEALTH_CHECK_{secrets.token_hex(16)}", stream=False)
+        request.sampling_params.max_new_tokens = 1
+        request.sampling_params.temperature = 0.0
+        if (await self.facts(metadata)).paired:
+            request.disaggregated_params.CopyFrom(_NOBODY)
+        with trio.move_on_after(HEALTH_TIMEOUT):
+            return await self._gives_a_token(request, metadata)
+        return False
+
+    async def _gives_a_token(self, request: pb.GenerateRequest, metadata: Metadata) -> bool:
+        before, errors = self._heard, list[Exception]()
+        async with trio.open_nursery() as nursery:
+
+            async def others() -> None:
+                while self._heard == before:
+                    await self._hearing.park()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(others)
+            try:
+                async with self.channels.call(methods.GENERATE, request, metadata=metadata) as call:
+                    async for _ in call:
+                        self.hear()
+            except Exception as exc:  # carried out of the nursery as it is
+                errors.append(exc)
+            nursery.cancel_scope.cancel()
+        if errors:
+            raise errors[0]
+        return self._heard > before

@@ -1,0 +1,153 @@
+"""`/generate`: one request over gRPC, answered as SGLang's HTTP server answers it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+import trio
+from msgspec import Raw
+
+from dyn_relay.direct.answer import NotAnAnswer, aborted, finished, render
+from dyn_relay.direct.engine import QUICK, Engine, Facts
+from dyn_relay.direct.errors import JSON, Answer, Meaning, answer, internal, meaning
+from dyn_relay.direct.numbers import CannotCarry
+from dyn_relay.direct.request import Asked
+from dyn_relay.grpc import methods
+from dyn_relay.grpc import sglang_pb2 as pb
+from dyn_relay.grpc.channels import Call
+from dyn_relay.grpc.metadata import Metadata
+from dyn_relay.grpc.status import CallFailed, Refused
+from dyn_relay.http11.headers import Headers
+from dyn_relay.http11.server import ServerConnection
+from dyn_relay.net import ConnectFailed
+
+_EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+_DONE = b"data: [DONE]\n\n"
+
+
+class Broken(Exception):
+    """The engine is lost, or has said what makes no sense: the answer ends as if its HTTP server had died."""
+
+
+class Generation:
+    """One request. `run` answers it; leaving it early cancels the call at the engine."""
+
+    def __init__(self, engine: Engine, asked: Asked, metadata: Metadata, served: ServerConnection) -> None:
+        self._engine = engine
+        self._asked = asked
+        self._metadata = metadata
+        self._served = served
+        self._began = trio.current_time()
+        self._prompt_ids: Raw | None = None
+        #: The newest message, and how many tokens the newest event told.
+        self._last: pb.GenerateResponse | None = None
+        self._told = 0
+
+    async def run(self) -> None:
+        """Answer. Raises `CannotCarry` before anything was sent, `Broken`, `ConnectionBroken`."""
+        asked = self._asked
+        try:
+            if asked.features and not frozenset(asked.features) <= (await self._facts()).features:
+                missing = set(asked.features) - (await self._facts()).features
+                raise CannotCarry("media", f"the engine says nothing of {', '.join(sorted(missing))} over gRPC")
+            await self._tokenize()
+            if asked.prompt_ids:
+                self._prompt_ids = Raw(msgspec.json.encode(list(asked.message.input_ids)))
+            await (self._stream() if asked.message.stream else self._unary())
+        except (ConnectFailed, CallFailed) as exc:
+            await self._failed(exc)
+        except (NotAnAnswer, msgspec.MsgspecError) as exc:
+            raise Broken(str(exc)) from exc
+
+    async def _facts(self) -> Facts:
+        return await self._engine.facts(self._metadata)
+
+    async def _tokenize(self) -> None:
+        """Make ids of a text: only an answer to ids tells its own ids (SGLang 0.5.23, `TextGenerate`)."""
+        if self._asked.text is None:
+            return
+        said = await self._engine.channels.unary(
+            methods.TOKENIZE, pb.TokenizeRequest(text=self._asked.text), timeout=QUICK, metadata=self._metadata
+        )
+        self._asked.message.input_ids.extend(said.tokens)
+
+    async def _unary(self) -> None:
+        parts: list[bytes] = []
+        async with self._call() as call:
+            async for message in call:
+                self._engine.hear()
+                parts.append(self._render(message))
+        if len(parts) != self._asked.samples:
+            raise Broken(f"{len(parts)} messages instead of {self._asked.samples}")
+        body = parts[0] if self._asked.samples == 1 else b"[" + b",".join(parts) + b"]"
+        await self._served.respond(200, JSON, body)
+
+    async def _stream(self) -> None:
+        interval = self._asked.interval
+        if interval > 1 and (await self._facts()).incremental:
+            interval = 0  # what one event leaves out no later one would tell
+        over = False
+        async with self._call() as call:
+            async for message in call:
+                self._engine.hear()
+                if not message.meta_info:
+                    continue  # SGLang 0.5.23 ends a stream with it that has had no finish
+                self._last, over = message, finished(message)
+                if not over and self._told and len(message.output_ids) < self._told + interval:
+                    continue
+                self._told = len(message.output_ids)
+                await self._event(b"data: " + self._render(message) + b"\n\n")
+        if not over:
+            raise Broken("the stream has ended without a finish")
+        await self._event(_DONE, last=True)
+
+    def _call(self) -> AbstractAsyncContextManager[Call[pb.GenerateResponse]]:
+        return self._engine.channels.call(methods.GENERATE, self._asked.message, metadata=self._metadata)
+
+    def _render(self, message: pb.GenerateResponse) -> bytes:
+        return render(message, self._prompt_ids, trio.current_time() - self._began)
+
+    async def _event(self, data: bytes, *, last: bool = False) -> None:
+        served = self._served
+        head = b"" if served.started else served.head(200, _EVENT_STREAM)
+        await served.connection.send(served.frame(data, head, last=last))
+
+    async def _failed(self, failure: ConnectFailed | CallFailed) -> None:
+        """Answer as an HTTP server does. Raises `Broken` if it would have died, `ConnectionBroken`."""
+        found = meaning(failure)
+        if found is Meaning.ABORTED:
+            await self._aborted()
+        elif self._last is not None or found is Meaning.DEATH:
+            raise Broken(str(failure)) from failure
+        elif found is Meaning.SAID:
+            assert isinstance(failure, Refused)
+            await self._whole(internal(failure.message, await self._well()))
+        else:
+            await self._whole(answer(failure))
+
+    async def _well(self) -> bool:
+        try:
+            return await self._engine.well(self._metadata)
+        except (ConnectFailed, CallFailed) as exc:
+            raise Broken(str(exc)) from exc
+
+    async def _aborted(self) -> None:
+        """Somebody has aborted it: over gRPC no message says so."""
+        asked, deltas = self._asked.message, False
+        if self._last is not None:
+            try:
+                deltas = (await self._facts()).incremental
+            except (ConnectFailed, CallFailed) as exc:
+                raise Broken(str(exc)) from exc
+        end = aborted(self._last, asked.rid, self._prompt_ids, incremental=deltas, logprobs=asked.return_logprob)
+        if asked.stream:
+            await self._event(b"data: " + end + b"\n\n" + _DONE, last=True)
+        else:
+            await self._served.respond(200, JSON, end)
+
+    async def _whole(self, said: Answer) -> None:
+        if self._asked.message.stream and said.event is not None:
+            await self._event(said.event + _DONE, last=True)
+        else:
+            await self._served.respond(said.status, JSON, said.body)
