@@ -37,7 +37,11 @@ class Gateway:
         self._tunnel = tunnel
 
     async def __call__(self, served: ServerConnection, request: Request) -> None:
-        """Answer one request, and drop the call if its client leaves meanwhile. Raises `ConnectionBroken`."""
+        """Answer one request, and drop the call if its client leaves meanwhile. Raises `ConnectionBroken`.
+
+        The connection is closed after it: an idle one would say nothing of the engine, which may have died meanwhile.
+        """
+        served.drain()
         errors: list[Exception] = []
         gone = False
 
@@ -57,7 +61,7 @@ class Gateway:
         if gone and not served.complete:
             raise ConnectionBroken("the client has left")
         if errors and isinstance(errors[0], Broken):
-            log.info("engine lost", engine=self._name, path=request.path, cause=str(errors[0]))
+            log.debug("engine lost", engine=self._name, path=request.path, cause=str(errors[0]))
             served.break_off()
             raise ConnectionBroken(str(errors[0]))
         if errors:

@@ -23,6 +23,8 @@ from dyn_testkit.worker.wire import Request
 if TYPE_CHECKING:
     from dyn_testkit.worker.core import MockWorker
 
+#: How the names of SGLang's own health checks begin.
+_HEALTH_CHECK = "HEALTH_CHECK"
 Asked = pb.GenerateRequest | pb.TextGenerateRequest
 
 
@@ -34,6 +36,9 @@ def plant(worker: MockWorker, fault: Fault | None, seen: Seen, call: Call) -> Gr
 async def generate(worker: MockWorker, index: int, call: Call, request: Asked) -> None:
     """Answer a call on the worker's so many-th connection. Raises `Status`, `CallGone`."""
     rid = request.rid if request.HasField("rid") else str(UUID(hex=worker.new_rid()))
+    if rid.startswith(_HEALTH_CHECK):
+        await _say_how_it_is(worker, call)
+        return
     body = body_of(request, rid)
     data = json.dumps(body).encode()
     headers = tuple((name.encode(), value.encode()) for name, value in call.metadata)
@@ -53,6 +58,18 @@ async def generate(worker: MockWorker, index: int, call: Call, request: Asked) -
     finally:
         if call.left:
             worker.record_disconnect()
+
+
+async def _say_how_it_is(worker: MockWorker, call: Call) -> None:
+    """A token, if tokens are made; as with `/health`, nobody counts it. Raises `Status`, `CallGone`."""
+    if worker.health_status is None:
+        await trio.sleep_forever()
+    await trio.sleep(worker.options.health_delay)
+    if worker.health_status != 200:
+        raise Status(Code.INTERNAL, "503: not well")
+    await call.head()
+    await call.send(pb.GenerateResponse(output_ids=[0], meta_info={"finish_reason": '{"type": "length"}'}, finished=True))
+    await call.finish(Code.OK)
 
 
 def _fault(worker: MockWorker, call: Call, seen: Seen) -> Fault | None:
