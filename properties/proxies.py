@@ -12,6 +12,7 @@ import structlog
 import trio
 from trio.testing import MockClock
 
+from dyn_relay.direct import gateways
 from dyn_relay.fleet import keeper
 from dyn_relay.fleet.policies.base import Policy
 from dyn_relay.fleet.policies.catalog import POLICIES
@@ -52,7 +53,7 @@ async def proxied(network: Network, stage: Stage, host: str, port: int, **config
             await nursery.start(stage.run)
             settings = {"seed": 1, "log_level": "error", "health_success_threshold": 1, "inhibited_duration_secs": 0.0}
             settings["cb_failure_threshold"] = 0  # the faults of one case are nothing to the next
-            prefills = tuple(worker.url for worker in stage.prefills)
+            prefills = tuple(stage.url_of(worker) for worker in stage.prefills)
             urls = () if prefills else stage.urls
             if prefills:
                 settings |= {"pd_disaggregation": True, "prefill": prefills, "decode": stage.urls}
@@ -65,7 +66,7 @@ async def proxied(network: Network, stage: Stage, host: str, port: int, **config
                     while not ready:
                         await trio.sleep(0.0005)
                         fleet.pick()  # lets those back in whose time is over
-                        alive = {worker.url for worker in everyone if worker.alive}
+                        alive = {stage.url_of(worker) for worker in everyone if worker.alive}
                         back = all(worker.state == "ready" for worker in fleet.workers if worker.url in alive)
                         ready = back and stage.quiet and not len(live)
 
@@ -102,12 +103,32 @@ def _directed(stage: Stage):
         POLICIES[_POLICY] = stock
 
 
+@contextmanager
+def _overheard(stage: Stage):
+    """What the proxy's gateways to gRPC engines say to it is the workers' answer, for the laws."""
+    stock = gateways.pipe
+
+    def tapped(near: str, far: str):
+        dialled, served = stock(near, far)
+        return dialled, stage.overhear(far, served)
+
+    gateways.pipe = tapped
+    try:
+        yield
+    finally:
+        gateways.pipe = stock
+
+
 class Simulated:
     """A new world for each case, in no real time. Four workers, so that every attempt has one of its own."""
 
-    def __init__(self, options=OPTIONS, *, prefills=None, **config):
-        """`prefills`: they are pairs; the options of the prefill workers, of which there are as many."""
+    def __init__(self, options=OPTIONS, *, prefills=None, grpc=False, **config):
+        """`prefills`: they are pairs; the options of the prefill workers, of which there are as many.
+
+        `grpc`: the proxy reaches all of them over gRPC, in direct mode.
+        """
         self._options, self._config = options, config
+        self._grpc = grpc
         self._prefills = [prefills] * 4 if prefills is not None else []
 
     def observe(self, case):
@@ -116,8 +137,8 @@ class Simulated:
     async def _observe(self, case):
         network = SimNetwork(1, Link(fragmentation=case.fragmentation))
         dialects = [case.dialect(number) for number in range(4)]
-        stage = Stage(network, dialects, self._options, "w{}", 30000, prefills=self._prefills)
-        with _directed(stage), trio.fail_after(_FOREVER):
+        stage = Stage(network, dialects, self._options, "w{}", 30000, prefills=self._prefills, grpc=self._grpc)
+        with _directed(stage), _overheard(stage), trio.fail_after(_FOREVER):
             async with proxied(network, stage, "proxy", 30000, **self._config) as level:
                 return await level.observe(case)
 

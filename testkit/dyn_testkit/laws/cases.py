@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ from dyn_testkit.engine import Model, Sampling, generate
 from dyn_testkit.faults import What, Where
 from dyn_testkit.laws.answers import DIALECTS
 from dyn_testkit.laws.observed import Case, Planned
+from dyn_testkit.laws.sglang import SGLANG
+from dyn_testkit.laws.wire import Wire
 from dyn_testkit.simnet import WHOLE, Fragmentation
 from dyn_testkit.strategies import dictionaries, fragmentations, requests
 from dyn_testkit.worker import Dialect
@@ -83,6 +86,23 @@ def _dressed(
     return {**body, "stream": stream, "sampling_params": sampling, **strange}
 
 
+def carriable(bodies: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    """The same requests without what gRPC cannot carry, and with numbers that it does not round."""
+    return bodies.map(_carriable)
+
+
+def _carriable(body: bytes) -> bytes:
+    value = json.loads(body)
+    left_out = {*STRANGE, "token_ids_logprob"}
+    sampling = {
+        name: struct.unpack("<f", struct.pack("<f", item))[0] if isinstance(item, float) else item
+        for name, item in value["sampling_params"].items()
+        if name != "logit_bias"
+    }
+    kept = {name: item for name, item in value.items() if name not in left_out}
+    return json.dumps({**kept, "sampling_params": sampling}).encode()
+
+
 def spots(max_tokens: int = MAX_TOKENS) -> st.SearchStrategy[Where]:
     """Every place of an answer in which a connection can end; the rare ones as often as the others."""
     soon, token = st.integers(1, 3), st.integers(0, max_tokens)
@@ -114,6 +134,7 @@ def cases(
     body: st.SearchStrategy[bytes] | None = None,
     plan: st.SearchStrategy[tuple[Planned, ...]] | None = None,
     fragmentation: st.SearchStrategy[Fragmentation] | None = None,
+    wire: Wire = SGLANG,
 ) -> st.SearchStrategy[Case]:
     """Requests under faults."""
     return st.builds(
@@ -123,6 +144,7 @@ def cases(
         dialects(),
         fragmentations() if fragmentation is None else fragmentation,
         st.booleans(),
+        wire=st.just(wire),
     )
 
 
@@ -161,7 +183,7 @@ def pairs(
     )
 
 
-def hard(model: Model = MODEL) -> list[Case]:
+def hard(model: Model = MODEL, wire: Wire = SGLANG) -> list[Case]:
     """The hard cases, one by one: what every run should begin with."""
     sampling: dict[str, Any] = {"max_new_tokens": 9, "temperature": 0}
     request = {
@@ -192,7 +214,7 @@ def hard(model: Model = MODEL) -> list[Case]:
         ({"sampling_params": {**sampling, "max_new_tokens": 0}}, ((faults.AT_HEAD, faults.CLOSE),), WHOLE),
     ]
     return [
-        Case(json.dumps({**request, **fields, "stream": stream}).encode(), plan, spoken, how)
+        Case(json.dumps({**request, **fields, "stream": stream}).encode(), plan, spoken, how, wire=wire)
         for fields, plan, how in planned
         for stream in (True, False)
         for spoken in (DIALECTS, DIALECTS[::-1])

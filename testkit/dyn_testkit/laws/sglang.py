@@ -70,3 +70,19 @@ class SGLang:
 
 #: The spelling of every case that names no other.
 SGLANG = SGLang()
+
+
+class OverGrpc(SGLang):
+    """The same where engines are reached over gRPC: what they are sent says less, and some defaults in full."""
+
+    def own(self, body: bytes) -> Mapping[str, Any]:
+        """As `SGLang.own`, without what asks for nothing, and what the engine is not told since the gateway does it."""
+        found = super().own(body).items()
+        return {name: item for name, item in found if name not in _DONE_BEFORE and item not in ([], _NEUTRAL.get(name))}
+
+
+_DONE_BEFORE = {"return_prompt_token_ids"}
+#: What the gRPC side of an engine adds.
+_NEUTRAL: dict[str, object] = {"return_logprob": False, "top_logprobs_num": 0}
+
+OVER_GRPC = OverGrpc()

@@ -13,7 +13,7 @@ from itertools import cycle
 
 import trio
 
-from dyn_relay.net import Connection, Listener, Network
+from dyn_relay.net import RECEIVE_SIZE, Connection, Listener, Network
 from dyn_testkit.engine import EMPTY, Model, Sampling, generate, mix
 from dyn_testkit.faults import Fault, FaultPlan, Kind, Seen, Spot, What, Where
 from dyn_testkit.laws.observed import Attempt, Case
@@ -55,6 +55,21 @@ class TappedConnection:
         return self._connection.pending
 
 
+class _Overheard(TappedConnection):
+    """What the gateway before a worker's gRPC side says on one connection."""
+
+    def __init__(self, connection: Connection, tap: _Tap) -> None:
+        super().__init__(connection, lambda: tap.how)
+        self._tap = tap
+        self.receive = self._receive
+
+    async def _receive(self, max_bytes: int = RECEIVE_SIZE) -> bytes:
+        data = await self._connection.receive(max_bytes)
+        if data.startswith((b"POST /generate ", b"PUT /generate ")):
+            self._tap.generating = self
+        return data
+
+
 class _TappedListener:
     def __init__(self, listener: Listener, tap: _Tap) -> None:
         self.host, self.port = listener.host, listener.port
@@ -77,6 +92,8 @@ class _Tap:
         """`listeners`: how many the worker opens in each life; only what is said on the first one counts."""
         self._listeners = cycle(range(listeners))
         self.connections: list[TappedConnection] = []
+        #: Of a gateway: where it was last asked for a generation.
+        self.generating: TappedConnection | None = None
         #: How it is cut on its way.
         self.how = WHOLE
         self.connect = network.connect
@@ -125,15 +142,20 @@ class Stage:
         *,
         cuts: bool = False,
         prefills: Sequence[WorkerOptions] = (),
+        grpc: bool = False,
     ) -> None:
         """One worker a dialect, on `host` with `{}` in it replaced by its number.
 
         `cuts`: the workers send in pieces, as a case says; for networks that do not cut by themselves.
         `prefills`: the options of prefill workers, which are told to be that; they have the numbers that follow.
+        `grpc`: they are reached over gRPC, through gateways that the router has: `overhear` them.
         """
         base = replace(options or WorkerOptions(), disaggregation="decode" if prefills else "null")
         each = [replace(base, dialect=dialect) for dialect in dialects]
         each += [replace(one, disaggregation="prefill") for one in prefills]
+        if grpc:
+            each = [replace(one, grpc_port=port and port + 1) for one in each]
+        self._grpc = grpc
         self._taps = [_Tap(network, 2 if one.disaggregation == "prefill" else 1) for one in each]
         self._all = [
             MockWorker(tap, host.format(number), port, one, _Part(self, number))
@@ -159,7 +181,16 @@ class Stage:
     @property
     def urls(self) -> tuple[str, ...]:
         """The workers' base URLs."""
-        return tuple(worker.url for worker in self.workers)
+        return tuple(self.url_of(worker) for worker in self.workers)
+
+    def url_of(self, worker: MockWorker) -> str:
+        """A worker's base URL, as the router knows it."""
+        return worker.grpc_url if self._grpc else worker.url
+
+    def overhear(self, url: str, connection: Connection) -> Connection:
+        """A gateway's end of a new connection to it, for the gateway to use instead; `url`: its engine's."""
+        [number] = [number for number, worker in enumerate(self._all) if worker.grpc_url == url]
+        return _Overheard(connection, self._taps[number])
 
     def begin(self, case: Case) -> None:
         """Forget what was seen; each worker gets another part of the prompt into its cache, so that counts differ."""
@@ -187,7 +218,8 @@ class Stage:
         """A worker has read a generation: the next attempt."""
         worker, case = self._all[number], self._case
         entered, planned = (self._entered, case.fault) if number < len(self.workers) else (self._beside, case.prefill)
-        connection = self._taps[number].connections[worker.generates[seen.index].connection]
+        tap = self._taps[number]
+        connection = tap.generating or tap.connections[worker.generates[seen.index].connection]
         fault = planned(len(entered))
         if fault is not None and _too_late(fault, worker.options.model, seen.body):
             fault = None
@@ -208,8 +240,9 @@ class Stage:
     def pick(self, urls: Collection[str]) -> str:
         """Of these workers, one in the dialect that the case wants next, else the first."""
         wanted = self._case.dialect(len(self._entered))
-        fitting = [w.url for w in self._all if w.url in urls and w.options.dialect == wanted]
-        return (fitting or [w.url for w in self._all if w.url in urls])[0]
+        there = {self.url_of(worker): worker for worker in self._all if self.url_of(worker) in urls}
+        fitting = [url for url, worker in there.items() if worker.options.dialect == wanted]
+        return (fitting or list(there))[0]
 
     @property
     def quiet(self) -> bool:

@@ -68,7 +68,9 @@ async def _say_how_it_is(worker: MockWorker, call: Call) -> None:
     if worker.health_status != 200:
         raise Status(Code.INTERNAL, "503: not well")
     await call.head()
-    await call.send(pb.GenerateResponse(output_ids=[0], meta_info={"finish_reason": '{"type": "length"}'}, finished=True))
+    await call.send(
+        pb.GenerateResponse(output_ids=[0], meta_info={"finish_reason": '{"type": "length"}'}, finished=True)
+    )
     await call.finish(Code.OK)
 
 
