@@ -15,8 +15,8 @@ from dyn_testkit.worker.inject import Injector
 WHOLE = -1
 #: Of a length-prefixed message: bytes before the message itself.
 _PREFIX = 5
-#: What is no HTTP/2, no length prefix, and no protobuf: a tag of a wire type that does not exist.
-_NOT_HTTP2 = b"HTTP/1.1 400 Bad Request\r\n\r\n"
+#: What no HTTP/2 may have, DATA on stream 0; no length prefix; and no protobuf: a tag of a type that does not exist.
+_NOT_HTTP2 = b"\x00\x00\x01\x00\x00\x00\x00\x00\x00?"
 _NOT_A_PREFIX = b"\xff\xff\xff\xff\xff"
 _NOT_PROTOBUF = b"\x0f\xff\xff"
 
