@@ -6,6 +6,7 @@ that is what a router must bear. Values come from a seeded generator, so a load 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
@@ -152,6 +153,24 @@ def mistaken(wish: Wish, random: Random) -> Body:
     body = areal(wish, random)
     body["sampling_params"]["top_p"] = 2.0
     return body
+
+
+#: How texts are made of tokens, which is nothing to tokens; gRPC has no such fields.
+_SPELLING = ("skip_special_tokens", "no_stop_trim", "spaces_between_special_tokens")
+
+
+def over_grpc(body: Body) -> Body:
+    """The same request without the fields that gRPC cannot carry, and with numbers of 32 bits, which it does not round.
+
+    So it asks the same of every engine, whatever way it comes.
+    """
+    kept = {name: value for name, value in body["sampling_params"].items() if name not in _SPELLING}
+    kept |= {name: struct.unpack("<f", struct.pack("<f", value))[0] for name, value in kept.items() if _real(value)}
+    return body | {"sampling_params": kept}
+
+
+def _real(value: object) -> bool:
+    return isinstance(value, float)
 
 
 USERS: Mapping[str, Callable[[Wish, Random], Body]] = {

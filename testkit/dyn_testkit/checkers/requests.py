@@ -22,13 +22,28 @@ def check(history: History) -> Iterator[Finding]:
         wanted = _own(record.body)
         for arrival in asked(record, history.arrivals):
             got = _own(arrival.body)
-            wrong = sorted(name for name in wanted.keys() | got.keys() if wanted.get(name, _NO) != got.get(name, _NO))
+            want = wanted
+            if arrival.worker.startswith("grpc"):
+                want, got = _asking(wanted), _asking(got)
+            wrong = sorted(name for name in want.keys() | got.keys() if want.get(name, _NO) != got.get(name, _NO))
             if wrong:
-                values = {name: (got.get(name, _NO), wanted.get(name, _NO)) for name in wrong}
+                values = {name: (got.get(name, _NO), want.get(name, _NO)) for name in wrong}
                 yield Finding(key, "requests", f"{arrival.worker} was asked, and the client asks: {values}")
 
 
 _NO = "nothing"
+#: What asks for nothing: gRPC leaves it out, or says it in full.
+_NEUTRAL = {
+    "return_logprob": False,
+    "top_logprobs_num": 0,
+    "return_routed_experts": False,
+    "return_indexer_topk": False,
+}
+
+
+def _asking(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that ask for something."""
+    return {name: value for name, value in fields.items() if value not in (None, []) and value != _NEUTRAL.get(name)}
 
 
 def _own(body: Mapping[str, Any]) -> dict[str, Any]:

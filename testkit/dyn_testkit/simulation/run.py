@@ -124,7 +124,7 @@ async def _play(world: World, ran: Ran) -> None:
             world.release(fault)
             return
         for number in world.struck_workers(fault):
-            target, until, harms = world.workers[number].url, trio.current_time(), HARMS[fault.kind]
+            target, until, harms = world.url(number), trio.current_time(), HARMS[fault.kind]
             history.add(Fault(fault.kind, target, at, until, proof, {"choice": fault.choice}, harms))
         world.release(fault)
 
@@ -171,8 +171,10 @@ def _notice(config: Config) -> float:
 def _arrivals(world: World) -> list[Arrival]:
     """The generations that workers have read from the router; the auditor asks, too."""
     return [
-        Arrival(worker.url, recorded.at, body, worker.made.get(body.get("rid", "")), _left(worker, body, recorded.at))
-        for worker in world.workers
+        Arrival(
+            world.url(at), recorded.at, body, worker.made.get(body.get("rid", "")), _left(worker, body, recorded.at)
+        )
+        for at, worker in enumerate(world.workers)
         for recorded, body in ((each, each.json()) for each in worker.generates)
         if body.get("rid") != AUDITOR
     ]
@@ -188,8 +190,8 @@ def _left(worker: MockWorker, body: Mapping[str, Any], at: float) -> float | Non
 def _orders(world: World) -> list[Order]:
     """The aborts that workers have read."""
     return [
-        Order(worker.url, recorded.at, recorded.json().get("rid", ""))
-        for worker in world.workers
+        Order(world.url(at), recorded.at, recorded.json().get("rid", ""))
+        for at, worker in enumerate(world.workers)
         for recorded in worker.requests
         if recorded.path == "/abort_request"
     ]

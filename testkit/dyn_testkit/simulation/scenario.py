@@ -17,8 +17,8 @@ import msgspec
 from msgspec import Meta
 
 from dyn_relay.config import Config, ConfigError
-from dyn_testkit.simulation.nemeses import KINDS, OF_PAIRS
-from dyn_testkit.users import USERS, Body, Wish
+from dyn_testkit.simulation.nemeses import KINDS, OF_GRPC, OF_PAIRS
+from dyn_testkit.users import USERS, Body, Wish, over_grpc
 from dyn_testkit.worker import Dialect
 from dyn_testkit.worker.options import Disaggregation
 
@@ -44,6 +44,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: Whole = (3, 5)
     #: Workers for prompts alone; with some, the others are for the rest of an answer.
     prefills: Whole = (0, 0)
+    #: The share of workers that the router reaches over gRPC.
+    grpc: Share = 0.0
     dialects: Annotated[tuple[Dialect, ...], Meta(min_length=1)] = DIALECTS
     #: Seconds a token takes on a worker. One stands for some hundred of a real rollout, which also lasts minutes; but
     #: 32 of them, the cadence that the router asks for, must come within a stall timeout, for it is only told of one.
@@ -61,7 +63,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streaming: Share = 0.6
     experts: Share = 0.3
     faults: Whole = (1, 9)
-    kinds: tuple[str, ...] = tuple(kind for kind in KINDS if kind not in OF_PAIRS)
+    kinds: tuple[str, ...] = tuple(kind for kind in KINDS if kind not in OF_PAIRS | OF_GRPC)
     #: The share of runs in which all faults are of one kind: what befalls a request once, befalls it again.
     alike: Share = 0.3
     #: Seconds until a fault is undone.
@@ -93,6 +95,8 @@ class WorkerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_interval: Annotated[int, Meta(ge=1)]
     #: What it is for, if workers are pairs.
     role: Disaggregation = "null"
+    #: The router reaches it over gRPC.
+    grpc: bool = False
 
 
 class RequestPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -152,6 +156,16 @@ PAIRS = Scenario(
 )
 
 
+#: What gRPC carries of what users ask for, and what befalls calls.
+GRPC = Scenario(
+    name="grpc",
+    grpc=0.7,
+    users=tuple(user for user in USERS if user != "greedy"),
+    experts=0.0,
+    kinds=tuple(kind for kind in KINDS if kind not in OF_PAIRS),
+)
+
+
 def read(path: Path) -> Scenario:
     """A scenario from a TOML file. Raises `ValueError` that names the key."""
     try:
@@ -198,6 +212,8 @@ def verify(scenario: Scenario) -> None:
         raise ValueError("prefills: at least 1, or none at all")
     if OF_PAIRS & {*scenario.kinds} and not scenario.prefills[1]:
         raise ValueError(f"kinds: {min(OF_PAIRS & {*scenario.kinds})} befalls pairs, and there are no prefills")
+    if OF_GRPC & {*scenario.kinds} and not scenario.grpc:
+        raise ValueError(f"kinds: {min(OF_GRPC & {*scenario.kinds})} befalls calls, and no worker is reached over gRPC")
     if scenario.prompt[1] + scenario.tokens[1] > CONTEXT:
         raise ValueError(f"prompt, tokens: together beyond a context of {CONTEXT}")
     _verify_router(scenario.router)
@@ -249,6 +265,8 @@ def draw(scenario: Scenario, seed: int) -> Plan:
     workers = tuple(_worker(scenario, random, "decode" if paired else "null") for _ in range(count))
     if paired:
         workers += tuple(_worker(scenario, random, "prefill") for _ in range(random.randint(*scenario.prefills)))
+    if scenario.grpc:
+        workers = tuple(msgspec.structs.replace(one, grpc=random.random() < scenario.grpc) for one in workers)
     requests = [_request(scenario, random, number) for number in range(random.randint(*scenario.requests))]
     kinds = scenario.kinds
     if kinds and random.random() < scenario.alike:
@@ -289,11 +307,9 @@ def _request(scenario: Scenario, random: Random, number: int) -> RequestPlan:
         experts=random.random() < scenario.experts,
         vocabulary=VOCABULARY,
     )
-    return RequestPlan(
-        key=f"{number:03d}",
-        at=round(random.uniform(0, scenario.span), 3),
-        body=USERS[random.choice(scenario.users)](wish, random),
-    )
+    at = round(random.uniform(0, scenario.span), 3)
+    body = USERS[random.choice(scenario.users)](wish, random)
+    return RequestPlan(key=f"{number:03d}", at=at, body=over_grpc(body) if scenario.grpc else body)
 
 
 def _fault(scenario: Scenario, kinds: tuple[str, ...], random: Random, workers: int) -> PlannedFault:

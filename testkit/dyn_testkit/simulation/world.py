@@ -29,6 +29,7 @@ class World:
             MockWorker(network.host(f"w{number}"), f"w{number}", 30000, options)
             for number, options in enumerate(worker_options(plan))
         ]
+        self._over_grpc = [worker.grpc for worker in plan.workers]
         #: The version of each worker's weights.
         self.versions = [worker.options.weight_version for worker in self.workers]
         #: Faults of clients and connections that have struck.
@@ -78,15 +79,20 @@ class World:
         self._updates += 1
         return f"all.{self._updates}"
 
+    def url(self, number: int) -> str:
+        """The URL by which the router knows a worker."""
+        worker = self.workers[number]
+        return worker.grpc_url if self._over_grpc[number] else worker.url
+
     @property
     def serving(self) -> list[str]:
         """The URLs of those that give answers: all, or the decode workers of pairs."""
-        return [worker.url for worker in self.workers if worker.options.disaggregation != "prefill"]
+        return [self.url(at) for at, one in enumerate(self.workers) if one.options.disaggregation != "prefill"]
 
     @property
     def prefills(self) -> list[str]:
         """The URLs of those that compute prompts for others."""
-        return [worker.url for worker in self.workers if worker.options.disaggregation == "prefill"]
+        return [self.url(at) for at, one in enumerate(self.workers) if one.options.disaggregation == "prefill"]
 
     def name(self, fault: PlannedFault) -> str:
         """The target of a fault, for people."""
@@ -108,6 +114,7 @@ def worker_options(plan: Plan) -> list[WorkerOptions]:
             routed_experts=True,
             min_new_tokens_needs_tokenizer=False,
             disaggregation=worker.role,
+            grpc_port=30001 if worker.grpc else None,
         )
         for number, worker in enumerate(plan.workers)
     ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dyn_testkit.history import Harm
 from dyn_testkit.simulation.nemeses.base import AUDITOR, Missed, Nemesis, Unproven, Validated
 from dyn_testkit.simulation.nemeses.clients import Clients
-from dyn_testkit.simulation.nemeses.cuts import Cut, Hound
+from dyn_testkit.simulation.nemeses.cuts import OF_CALLS, Cut, Hound
 from dyn_testkit.simulation.nemeses.legs import Legs
 from dyn_testkit.simulation.nemeses.links import Links
 from dyn_testkit.simulation.nemeses.proofs import PROOFS
@@ -39,4 +39,19 @@ KINDS: Mapping[str, type[Nemesis]] = {
 #: The kinds that only pairs know.
 OF_PAIRS = Legs.faults
 
-__all__ = ["AUDITOR", "HARMS", "KINDS", "LASTING", "OF_PAIRS", "PROOFS", "Missed", "Nemesis", "Unproven", "Validated"]
+#: The kinds that only workers know which are reached over gRPC.
+OF_GRPC = OF_CALLS
+
+__all__ = [
+    "AUDITOR",
+    "HARMS",
+    "KINDS",
+    "LASTING",
+    "OF_GRPC",
+    "OF_PAIRS",
+    "PROOFS",
+    "Missed",
+    "Nemesis",
+    "Unproven",
+    "Validated",
+]

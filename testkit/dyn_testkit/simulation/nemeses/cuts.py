@@ -53,7 +53,22 @@ CUTS: Mapping[str, Sequence[tuple[Where, What]]] = {
         (faults.inside_chunk_size(3), faults.GARBAGE),
         (faults.inside_json(4, 20), faults.GARBAGE),
     ],
+    "call": [
+        *product(
+            (faults.AT_HEAD, faults.at_token(0), faults.at_token(3), faults.AFTER_LAST_TOKEN),
+            (faults.goaway(11), faults.rst_stream(2), faults.grpc_status(14), faults.NO_TRAILERS),
+        ),
+        (faults.AT_HEAD, faults.rst_stream(7)),
+        (faults.AT_HEAD, faults.UNPROCESSED),
+        (faults.at_token(2), faults.DRAIN),
+        *product(
+            (faults.at_token(2), faults.at_token(7)),
+            (faults.BAD_LENGTH, faults.TRUNCATED, faults.COMPRESSED, faults.NOT_PROTOBUF),
+        ),
+    ],
 }
+#: Of these, what only a call over gRPC comes to.
+OF_CALLS = frozenset({"call"})
 
 #: Where one request is cut again and again, and how often.
 _BITES = (faults.at_token(1), faults.at_token(3), faults.at_token(0), faults.inside_json(2, 30), faults.at_token(6))

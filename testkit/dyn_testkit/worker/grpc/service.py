@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 from google.protobuf.message import Message
@@ -31,11 +31,14 @@ _PAUSE_MODES = ("abort", "retract", "in_place")
 
 
 def routes(worker: MockWorker, index: int) -> Routes:
-    """The methods of a worker, on its so many-th connection. Every call but those of health is recorded."""
+    """The methods of a worker, on its so many-th connection.
+
+    Calls are recorded under their own paths; generations and aborts as HTTP would have had them.
+    """
 
     def one(method: Method[Q, R], answer: Callable[[MockWorker, Q], Awaitable[R]]) -> tuple[str, Route]:
         async def recorded(request: Q) -> R:
-            worker.record(Request("POST", method.path, (), request.SerializeToString()), index)
+            worker.record(_as_http(method, request), index)
             return await answer(worker, request)
 
         return unary(method, recorded)
@@ -62,6 +65,16 @@ def routes(worker: MockWorker, index: int) -> Routes:
             one(methods.UPDATE_WEIGHTS_FROM_DISK, _update_weights),
         )
     )
+
+
+def _as_http(method: Method[Any, Any], request: Message) -> Request:
+    if isinstance(request, pb.AbortRequest):
+        return Request("POST", "/abort_request", (), json.dumps(_abort_body(request)).encode())
+    return Request("POST", method.path, (), request.SerializeToString())
+
+
+def _abort_body(request: pb.AbortRequest) -> dict[str, Any]:
+    return {"rid": request.rid, "abort_all": request.abort_all}
 
 
 # What it is -----------------------------------------------------------------------------------------------------------
@@ -137,7 +150,7 @@ async def _detokenize(worker: MockWorker, request: pb.DetokenizeRequest) -> pb.D
 
 
 async def _abort(worker: MockWorker, request: pb.AbortRequest) -> pb.AbortResponse:
-    worker.record_abort({"rid": request.rid, "abort_all": request.abort_all})
+    worker.record_abort(_abort_body(request))
     worker.channels.abort(worker.scheduler, request.rid, everything=request.abort_all)
     return pb.AbortResponse(success=True)
 
