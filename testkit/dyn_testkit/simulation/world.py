@@ -115,6 +115,7 @@ def worker_options(plan: Plan) -> list[WorkerOptions]:
             min_new_tokens_needs_tokenizer=False,
             disaggregation=worker.role,
             grpc_port=30001 if worker.grpc else None,
+            grpc_response_timeout=plan.patience,  # as slow as these are, 300 s are no silence
         )
         for number, worker in enumerate(plan.workers)
     ]

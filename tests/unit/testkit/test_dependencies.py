@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 #: Whoever uses the plugin has it.
 GIVEN = {"pytest", "dyn_relay", "dyn_testkit"}
 #: Packages that are imported under another name than they are installed by.
-NAMES = {"pyzmq": "zmq"}
+NAMES = {"pyzmq": "zmq", "protobuf": "google"}
 
 
 def imported(tree):

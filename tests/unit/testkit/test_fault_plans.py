@@ -231,6 +231,15 @@ async def test_a_stall_is_silent_until_released(autojump_clock: trio.testing.Moc
         assert len(answers[0].values()) == COUNT
 
 
+async def test_a_delay_is_over_by_itself(autojump_clock: trio.testing.MockClock) -> None:
+    plan = FaultPlan.of(Fault(at_token(2), faults.delay(2500), faults.nth(0)))
+    async with MockWorker.serve(SimNetwork(), "worker", 1, faults=plan) as worker:
+        began = trio.current_time()
+        assert (await worker.ask(body())).complete
+        assert trio.current_time() - began == pytest.approx(2.5)
+    plan.verify()
+
+
 async def test_a_stalled_client_may_leave(autojump_clock: trio.testing.MockClock) -> None:
     plan = FaultPlan.of(Fault(at_token(1), STALL))
     network = SimNetwork()
@@ -374,8 +383,9 @@ def test_only_whole_tokens_are_counted_from_the_end() -> None:
 
 
 def test_every_kind_and_place_is_tested_here() -> None:
-    tested = {*ENDS, STALL, faults.GARBAGE, faults.EMPTY_200, faults.COMMENTS_ONLY}
-    assert {what.kind for what in tested} | {Kind.STATUS, Kind.ABORT_EVENT} == set(Kind)
+    tested = {*ENDS, STALL, faults.GARBAGE, faults.EMPTY_200, faults.COMMENTS_ONLY, faults.delay(1)}
+    of_http = set(Kind) - faults.GRPC_ONLY  # see tests/grpc_engine for the others
+    assert {what.kind for what in tested} | {Kind.STATUS, Kind.ABORT_EVENT} == of_http
     of_pairs = {Spot.AT_BOOTSTRAP, Spot.IN_TRANSFER, Spot.AFTER_TRANSFER}  # see test_pair_faults.py
     assert {where.spot for where in STREAM_PLACES} | {Spot.BEFORE_ACCEPT} | of_pairs == set(Spot)
 
