@@ -23,6 +23,7 @@ from dyn_relay.grpc.methods import SERVICE, Method
 class Peer:
     """A running server, and what it has seen."""
 
+    server: grpc.Server
     port: int
     #: Metadata of each call, in order.
     seen: list[dict[str, str | bytes]] = field(default_factory=list)
@@ -42,14 +43,12 @@ class Peer:
 
 
 def _generate(peer: Peer, request: pb.GenerateRequest, context: Any) -> Iterator[pb.GenerateResponse]:
-    """`rid` is the order: `count`, `big`, `fail`, `hang`, `flood`."""
+    """`rid` is the order: `count N`, `fail CODE TEXT`, `trailers`, `hang`, `step N`, `flood SIZE`."""
     peer.note(context)
     order, _, argument = request.rid.partition(" ")
     if order == "count":
         for number in range(int(argument)):
             yield pb.GenerateResponse(output_ids=[number])
-    elif order == "big":
-        yield pb.GenerateResponse(output_ids=request.input_ids, meta_info={"filler": "x" * int(argument)})
     elif order == "fail":
         code, _, text = argument.partition(" ")
         yield pb.GenerateResponse(output_ids=[7])
@@ -61,11 +60,19 @@ def _generate(peer: Peer, request: pb.GenerateRequest, context: Any) -> Iterator
     elif order == "hang":
         yield pb.GenerateResponse(output_ids=[1])
         peer.go_on.wait(60)
+        yield pb.GenerateResponse(output_ids=[2])
+    elif order == "step":
+        for number in range(int(argument)):
+            yield pb.GenerateResponse(output_ids=[number])
+            peer.go_on.wait(60)
+            peer.go_on.clear()
     elif order == "flood":
         size = int(argument)
         while context.is_active():
             peer.sent += 1
             yield pb.GenerateResponse(meta_info={"filler": "x" * size})
+    else:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no order {order}")
 
 
 def _text_generate(peer: Peer, request: pb.TextGenerateRequest, context: Any) -> Iterator[pb.TextGenerateResponse]:
@@ -92,16 +99,13 @@ BEHAVIOURS = {methods.GENERATE: _generate, methods.TEXT_GENERATE: _text_generate
 
 
 @contextmanager
-def serving(
-    *options: tuple[str, Any], credentials: grpc.ServerCredentials | None = None, port: int = 0
-) -> Iterator[Peer]:
+def serving(*options: tuple[str, Any], credentials: grpc.ServerCredentials | None = None) -> Iterator[Peer]:
     """A server for as long as the block lasts; `options` are grpcio's channel arguments."""
     limits = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
-    server = grpc.server(ThreadPoolExecutor(64), options=[*limits, *options])
-    address = f"127.0.0.1:{port}"
-    peer = Peer(
-        server.add_secure_port(address, credentials) if credentials is not None else server.add_insecure_port(address)
-    )
+    server = grpc.server(ThreadPoolExecutor(64), options=[*options, *limits])
+    secure = credentials is not None
+    port = server.add_secure_port("127.0.0.1:0", credentials) if secure else server.add_insecure_port("127.0.0.1:0")
+    peer = Peer(server, port)
     handlers = {m.path.rpartition("/")[2]: _handler(peer, m, behaviour) for m, behaviour in BEHAVIOURS.items()}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, handlers)])
     server.start()

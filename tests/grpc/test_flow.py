@@ -17,12 +17,12 @@ from tests.grpc.hand import HEAD, Hand, World, message, numbers, world
 FILLED = 1000
 
 
-async def fill(hand: Hand, stream_id: int) -> int:
+async def fill(hand: Hand, stream_id: int, filler: int = FILLED) -> int:
     """Send messages until the client lets us send no more; how many bytes."""
     await hand.head(stream_id)
     sent = 0
     while room := hand.h2.local_flow_control_window(stream_id):
-        data = message(1, FILLED)[:room]
+        data = message(1, filler)[:room]
         await hand.data(stream_id, data)
         sent += len(data)
     return sent
@@ -58,7 +58,7 @@ async def test_two_hundred_stalled_calls_hold_two_hundred_windows(autojump_clock
             w.nursery.start_soon(stall)
         await wait_all_tasks_blocked()
         assert len(hands) == 200
-        sent = [await fill(hand, stream_id) for hand, stream_id in hands]
+        sent = [await fill(hand, stream_id, 16000) for hand, stream_id in hands]
         await wait_all_tasks_blocked()
         assert sent == [STREAM_WINDOW] * 200
         held = [len(stream._inbox) for transport in w.channels._transports for stream in transport._streams.values()]

@@ -15,6 +15,10 @@ STREAM_WINDOW = 65536
 #: The window of the connection, in bytes. It bounds no memory (the streams' windows do), only what is on its way.
 CONNECTION_WINDOW = 1024 * 1024
 
+#: The largest head or trailers taken, in bytes as HPACK counts them. Larger ones break the connection, so that an error
+#: whose text quotes a long request should not be larger.
+HEADER_LIST_SIZE = 1024 * 1024
+
 
 def new_client() -> H2Connection:
     """A client that has said its SETTINGS. h2 knows nothing of GOAWAY here (see `frames`)."""
@@ -25,9 +29,10 @@ def new_client() -> H2Connection:
             SettingCodes.ENABLE_PUSH: 0,
             SettingCodes.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
             SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_SIZE,
-            SettingCodes.MAX_HEADER_LIST_SIZE: made.DEFAULT_MAX_HEADER_LIST_SIZE,
+            SettingCodes.MAX_HEADER_LIST_SIZE: HEADER_LIST_SIZE,
         },
     )
+    made.decoder.max_header_list_size = HEADER_LIST_SIZE
     made.initiate_connection()
     made.increment_flow_control_window(CONNECTION_WINDOW - made.inbound_flow_control_window)
     return made

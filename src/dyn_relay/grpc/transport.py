@@ -259,6 +259,7 @@ class Transport:
         if self._pinged is not None:
             self._next_ping = self._pinged + self._options.keepalive.interval
             self._pinged = None
+            self._look_at_clock()
 
     def _goaway(self, frame: GoAway) -> None:
         self._draining = True
