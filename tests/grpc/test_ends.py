@@ -350,7 +350,8 @@ async def test_a_silent_server_is_asked_soon_and_then_rarely(autojump_clock: Moc
         assert times == [30, 340, 650, 960]
 
 
-async def test_a_server_that_speaks_is_asked_after_each_silence(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("pause", [5, 100])
+async def test_a_server_that_speaks_is_asked_after_each_silence(pause: float, autojump_clock: MockClock) -> None:
     async with world() as w:
         outcome = w.start()
         hand = await w.accept()
@@ -361,7 +362,7 @@ async def test_a_server_that_speaks_is_asked_after_each_silence(autojump_clock: 
             await hand.event(events.PingReceived)
             assert trio.current_time() == asked + 30
             await wait_all_tasks_blocked()
-            await trio.sleep(5)
+            await trio.sleep(pause)
             await hand.data(1, message(number))
         await hand.end(1)
         assert (await outcome.wait()).numbers == [0, 1, 2]

@@ -216,7 +216,8 @@ async def test_pings_that_come_too_often_are_taken_for_abuse() -> None:
     with serving(("grpc.http2.min_ping_interval_without_data_ms", 60_000)) as peer:
         async with channels(peer, keepalive=IMPATIENT) as made:
             given, failed = await failure(made, "hang")
-            assert (given, str(failed)) == ([1], "the server goes away: ENHANCE_YOUR_CALM: too_many_pings")
+            assert given == [1]
+            assert "too many pings" in str(failed).lower().replace("_", " ")
 
 
 async def test_ours_are_not() -> None:

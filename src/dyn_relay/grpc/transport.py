@@ -272,8 +272,9 @@ class Transport:
 
     def _hear_answer(self) -> None:
         """The server has sent HEADERS or DATA: its count of pings begins anew. What came before a pong may be older."""
-        if self._pinged is None:
+        if self._pinged is None and self._next_ping:
             self._next_ping = 0.0
+            self._look_at_clock()
 
     def _settle(self, stream: Stream, *, last: bool) -> None:
         if stream.ended:
