@@ -31,6 +31,8 @@ class Facts:
 
     #: Streams are incremental rather than cumulative.
     incremental: bool
+    #: It takes texts.
+    tokenizer: bool
     #: Prefill or decode: a request must have its other half.
     paired: bool
     #: Media that it hears of.
@@ -63,6 +65,7 @@ class Engine:
         features, port = info.get("grpc_features"), info.get("port")
         self._facts = Facts(
             incremental=info.get("incremental_streaming_output") is True,
+            tokenizer=info.get("skip_tokenizer_init") is not True,
             paired=info.get("disaggregation_mode") in ("prefill", "decode"),
             features=frozenset(map(str, features)) if isinstance(features, list) else frozenset(),
             http_port=port if type(port) is int and 0 < port < 65536 else None,

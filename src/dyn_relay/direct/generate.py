@@ -65,10 +65,16 @@ class Generation:
 
     async def _tokenize(self) -> None:
         """Make ids of a text: only an answer to ids tells its own ids (SGLang 0.5.23, `TextGenerate`)."""
-        if self._asked.text is None:
+        text, rid = self._asked.text, self._asked.message.rid
+        if text is None:
             return
+        if not (await self._facts()).tokenizer:
+            # Only to hear in its own words that it takes no texts.
+            refused = pb.TextGenerateRequest(text=text, rid=rid)
+            await self._engine.channels.unary(methods.TEXT_GENERATE, refused, timeout=QUICK, metadata=self._metadata)
+            raise Broken("an engine without a tokenizer has taken a text")
         said = await self._engine.channels.unary(
-            methods.TOKENIZE, pb.TokenizeRequest(text=self._asked.text), timeout=QUICK, metadata=self._metadata
+            methods.TOKENIZE, pb.TokenizeRequest(text=text), timeout=QUICK, metadata=self._metadata
         )
         self._asked.message.input_ids.extend(said.tokens)
 
