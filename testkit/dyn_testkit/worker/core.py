@@ -137,6 +137,7 @@ class MockWorker:
         self.profiling = False
         #: Generations that came over gRPC.
         self.channels = grpc.Channels()
+        self._doomed = trio.Event()
         self.manager = Manager(self.scheduler, reader, self.renderer)
 
     @classmethod
@@ -231,6 +232,7 @@ class MockWorker:
         """One life: serve, and publish."""
         with ExitStack() as stack:
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._perish)
                 if self.kv_publisher is not None:
                     sockets = stack.enter_context(self.kv_publisher.open())
                     nursery.start_soon(self.kv_publisher.run, self.kv_logs, sockets)
@@ -240,6 +242,15 @@ class MockWorker:
                     nursery.start_soon(self._accept, self._listeners["grpc"], grpc.serve)
                 await self._accept(self._listeners["http"], http.serve)
                 nursery.cancel_scope.cancel()
+
+    async def _perish(self) -> None:
+        await self._doomed.wait()
+        await trio.sleep(self.options.death_delay)
+        self.die()
+
+    def doom(self) -> None:
+        """Die after `death_delay`, of something that was asked of it."""
+        self._doomed.set()
 
     async def _accept(self, listener: Listener, side: Side) -> None:
         async with trio.open_nursery() as nursery:

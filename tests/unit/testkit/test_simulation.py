@@ -147,7 +147,7 @@ async def test_the_protocol_of_a_nemesis_is_held() -> None:
 def test_every_kind_has_a_proof_and_a_goal() -> None:
     assert set(KINDS) == set(PROOFS)
     assert set(KINDS) >= LASTING
-    assert {f"fault: {kind}" for kind in KINDS} <= {*goals_of(Scenario()), *goals_of(PAIRS)}
+    assert {f"fault: {kind}" for kind in KINDS} <= {*goals_of(Scenario()), *goals_of(PAIRS), *goals_of(GRPC)}
     assert issubclass(Unproven, AssertionError)
     assert not issubclass(Missed, AssertionError)
 

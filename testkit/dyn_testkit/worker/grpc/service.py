@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import trio
 from google.protobuf.message import Message
 
 from dyn_relay.grpc import methods
@@ -47,7 +46,6 @@ def routes(worker: MockWorker, index: int) -> Routes:
         methods.GENERATE.path: Route(pb.GenerateRequest, partial(generate, worker, index)),
         methods.TEXT_GENERATE.path: Route(pb.TextGenerateRequest, partial(generate, worker, index)),
         methods.WATCH_ENGINE_STATE.path: Route(pb.WatchEngineStateRequest, partial(_watch, worker)),
-        methods.PAUSE_GENERATION.path: Route(pb.PauseGenerationRequest, partial(_pause, worker)),
     } | dict(
         (
             one(methods.HEALTH_CHECK, _health),
@@ -59,6 +57,7 @@ def routes(worker: MockWorker, index: int) -> Routes:
             one(methods.DETOKENIZE, _detokenize),
             one(methods.ABORT, _abort),
             one(methods.FLUSH_CACHE, _flush),
+            one(methods.PAUSE_GENERATION, _pause),
             one(methods.CONTINUE_GENERATION, _continue),
             one(methods.START_PROFILE, _start_profile),
             one(methods.STOP_PROFILE, _stop_profile),
@@ -159,15 +158,12 @@ async def _flush(worker: MockWorker, request: pb.FlushCacheRequest) -> pb.FlushC
     return pb.FlushCacheResponse(success=worker.scheduler.flush(), message="Cache flushed.")
 
 
-async def _pause(worker: MockWorker, call: Call, request: pb.PauseGenerationRequest) -> None:
-    worker.record(Request("POST", call.path, (), request.SerializeToString()), 0)
-    await call.send(pb.PauseGenerationResponse(message=f"Generation paused (mode={request.mode})."))
-    await call.finish(Code.OK)
+async def _pause(worker: MockWorker, request: pb.PauseGenerationRequest) -> pb.PauseGenerationResponse:
     if request.mode in _PAUSE_MODES:
         worker.scheduler.pause(request.mode)
-        return
-    await trio.sleep(worker.options.death_delay)  # the scheduler does not know it, and dies of it
-    worker.die()
+    else:
+        worker.doom()  # the scheduler does not know it, and dies of it
+    return pb.PauseGenerationResponse(message=f"Generation paused (mode={request.mode}).")
 
 
 async def _continue(worker: MockWorker, request: pb.ContinueGenerationRequest) -> pb.ContinueGenerationResponse:
