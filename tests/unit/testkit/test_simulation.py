@@ -21,6 +21,7 @@ from dyn_testkit.simulation.nemeses import KINDS, LASTING, PROOFS, Missed, Unpro
 from dyn_testkit.simulation.nemeses.workers import Death
 from dyn_testkit.simulation.run import run
 from dyn_testkit.simulation.scenario import (
+    GRPC,
     PAIRS,
     Plan,
     PlannedFault,
