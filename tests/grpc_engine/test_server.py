@@ -101,7 +101,7 @@ async def test_a_message_beyond_the_limit_is_refused_by_its_length_alone() -> No
     async with talking(echo) as (_, client):
         refused = await client.open(methods.GENERATE)
         await client.send(refused, struct.pack(">BI", 0, MAX_MESSAGE + 1), end=False)
-        await refused.done()
+        await wait_all_tasks_blocked()
         largest = await client.open(methods.GENERATE)
         await client.send(largest, struct.pack(">BI", 0, MAX_MESSAGE), end=False)
         await wait_all_tasks_blocked()
