@@ -13,7 +13,7 @@ import trio
 
 from dyn_relay.sockets import open_network
 from dyn_testkit.engine import Model
-from dyn_testkit.faults import Fault, FaultPlan, nth, parse_fault
+from dyn_testkit.faults import GRPC_ONLY, Fault, FaultPlan, nth, parse_fault
 from dyn_testkit.tokenizer import PLAIN, TOKENIZERS, Tokenizer
 
 try:
@@ -24,11 +24,17 @@ except ModuleNotFoundError as missing:
         raise
     raise SystemExit("dyn-mock-worker needs h11: pip install '.[testkit]' in a checkout") from None
 
-#: How `--fault` spells what happens and where; numbers beside these words: a status or `abort`CODE, and a token.
-WHAT = ("kill", "reset", "close", "stall", "garbage", "empty_200", "comments", "abort")
+#: How `--fault` spells what happens and where; numbers beside these words: a status, a code behind a word of
+#: `NUMBERED`, and a token.
+NUMBERED = ("abort", "delay", "goaway", "grpc", "rst_stream")
+OF_GRPC = tuple(sorted(kind.value for kind in GRPC_ONLY if kind.value not in ("grpc", "rst_stream")))
+WHAT = ("kill", "reset", "close", "stall", "garbage", "empty_200", "comments", "abort", *OF_GRPC)
 WHERE = ("head", "bootstrap", "transfer", "transferred", "last_token", "finish", "last_chunk", "done")
-_WORDS = f"WHAT: {', '.join(WHAT)}, abortCODE, or a status; WHERE: a token (0: after the head), {', '.join(WHERE)}"
-_FAULT = re.compile(rf"(\d+):((?:{'|'.join(WHAT)}|abort\d+|\d{{3}})@(?:{'|'.join(WHERE)}|\d+))", re.ASCII)
+_CODES = ", ".join(f"{word}CODE" for word in NUMBERED)
+_WORDS = f"WHAT: {', '.join(WHAT)}, {_CODES}, or a status; WHERE: a token (0: after the head), {', '.join(WHERE)}"
+_FAULT = re.compile(
+    rf"(\d+):((?:{'|'.join(WHAT)}|(?:{'|'.join(NUMBERED)})\d+|\d{{3}})@(?:{'|'.join(WHERE)}|\d+))", re.ASCII
+)
 
 
 def _fault(text: str) -> Fault:

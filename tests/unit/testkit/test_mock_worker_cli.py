@@ -10,9 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
+import grpc
 import httpx
 import pytest
 import zmq
+
+from dyn_relay.grpc import methods
+from dyn_relay.grpc import sglang_pb2 as pb
 
 START = [sys.executable, "-c", "from dyn_testkit.cli import main; main()"]
 BODY = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 3, "temperature": 0}, "stream": True}
@@ -64,6 +68,35 @@ def test_a_pair_of_processes() -> None:
         assert (failed.status_code, "Lost connection" in failed.text) == (500, True)
         assert isinstance(dying.exception(), httpx.RemoteProtocolError)
         assert process.wait(timeout=30) == 137
+
+
+def test_it_serves_grpc_beside_http() -> None:
+    with worker("--grpc-port", "0", "--fault", "0:grpc14@2", "--fault", "1:goaway11@head", "--fault", "3:kill@1") as (
+        process,
+        url,
+    ):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("listening on grpc://127.0.0.1:")
+        request = pb.GenerateRequest(input_ids=[1, 2], sampling_params=pb.SamplingParams(max_new_tokens=3))
+        assert httpx.get(f"{url}/health", trust_env=False).status_code == 200
+        with grpc.insecure_channel(line.rpartition("/")[2].strip()) as channel:
+            ends = [over_grpc(channel, request) for _ in range(4)]
+        assert [code for code, _ in ends] == ["UNAVAILABLE", "UNAVAILABLE", "OK", "UNAVAILABLE"]
+        assert ends[2][1] == 3
+        assert process.wait(timeout=30) == 137
+
+
+def over_grpc(channel: grpc.Channel, request: pb.GenerateRequest) -> tuple[str, int]:
+    """How the call ends, and how many ids came."""
+    method = methods.GENERATE
+    ask = channel.unary_stream(method.path, method.request.SerializeToString, method.response.FromString)
+    call = ask(request, timeout=30, wait_for_ready=True)
+    try:
+        ids = [len(message.output_ids) for message in call]
+    except grpc.RpcError:
+        ids = [0]
+    return call.code().name, ids[-1]
 
 
 def test_an_interrupt_ends_it_quietly() -> None:
