@@ -96,7 +96,7 @@ class Channels:
         self._options = options
         self._nursery = nursery
         self._scheme = b"http" if options.tls is None else b"https"
-        self._authority = options.authority.encode("idna" if options.host.isascii() is False else "ascii")
+        self._authority = options.authority.encode("ascii")
         #: Oldest first: calls gather on the old ones, so that the young ones can go.
         self._transports: list[Transport] = []
 

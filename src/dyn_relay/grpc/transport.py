@@ -78,10 +78,6 @@ class Transport:
             return self._options.streams_per_connection
         return min(self._options.streams_per_connection, self._h2.remote_settings.max_concurrent_streams)
 
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
     def stale(self) -> bool:
         """It is idle, and what has come from the server since was not read yet: it may be an end."""
         return not self.claims and self._connection is not None and not self._connection.quiet()
