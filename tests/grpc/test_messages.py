@@ -88,7 +88,7 @@ GOAWAYS = st.builds(
         frame(7, last.to_bytes(4, "big") + code.to_bytes(4, "big") + reason.encode(), 0),
         GoAway(last & 0x7FFFFFFF, code, reason),
     ),
-    st.integers(0, 2**32 - 1),
+    st.sampled_from([0, 1, 2**31 - 1, 2**31, 2**32 - 1]),
     st.integers(0, 2**32 - 1),
     st.text("aü", max_size=5),
 )
