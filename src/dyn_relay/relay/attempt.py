@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import trio
@@ -20,6 +18,7 @@ from dyn_relay.net import ConnectFailed, ConnectionBroken, Ended
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
 from dyn_relay.relay.failure import Failure, Kind, Phase
+from dyn_relay.relay.handover import Handover
 from dyn_relay.relay.leg import HANDOVER_GRACE, Leg
 from dyn_relay.relay.orders import ask
 from dyn_relay.relay.reader import AnswerReader
@@ -73,10 +72,7 @@ class Attempt:
         self._reuse = reuse and not again
         self._again = again
         self._leg = leg
-        #: What the prefill worker has said was taken.
-        self._joined = leg is None
-        #: What it has said is the answer.
-        self._spoken_beside = False
+        self._handover = Handover(exchange, leg, target) if leg is not None else None
         #: The request may have reached the worker: only then can it have a use for an abort.
         self.sent = False
         self.reader: AnswerReader | None = None
@@ -95,8 +91,8 @@ class Attempt:
     @property
     def in_stream(self) -> bool:
         """The answer is, or was to be, a stream of events."""
-        if self._spoken_beside and self._leg is not None:
-            return self._leg.events is not None
+        if self._handover is not None and self._handover.spoken:
+            return self._handover.leg.events is not None
         return self.reader is not None and self.reader.reading is Reading.EVENTS
 
     @property
@@ -134,8 +130,8 @@ class Attempt:
 
     @property
     def _headers(self) -> Headers:
-        if self._spoken_beside and self._leg is not None:
-            return self._leg.headers
+        if self._handover is not None and self._handover.spoken:
+            return self._handover.leg.headers
         return self.reader.response.headers if self.reader is not None else []
 
     def unwanted(self) -> None:
@@ -182,26 +178,26 @@ class Attempt:
             pairing = self._leg.pairing() if self._leg is not None else None
             now = trio.current_time()
             outbound = self._exchange.dispatch(self.worker.traits, self.rid, now, self._rank, pairing)
-            if self._leg is None or self._exchange.beside is None:
+            if self._handover is None or self._exchange.beside is None:
                 return await self._converse(upstream, outbound, headers)
-            return await self._converse_beside(self._leg, self._exchange.beside, upstream, outbound, headers)
+            return await self._converse_beside(self._handover, self._exchange.beside, upstream, outbound, headers)
         except BaseException:
             upstream.discard()
             raise
 
     async def _converse_beside(
-        self, leg: Leg, beside: Outbound, upstream: Upstream, outbound: Outbound, headers: Headers
+        self, handover: Handover, beside: Outbound, upstream: Upstream, outbound: Outbound, headers: Headers
     ) -> Failure | None:
         """`_converse`, while the prefill worker is at work; what it is still at when that ends, it is to drop."""
 
         def over() -> None:
-            leg.defers = leg.answer is not None and self._exchange.refers(leg.answer, leg.events)
+            handover.ended()
             self._reading.cancel()
 
         failure: Failure | None = None
         errors: list[Exception] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(leg.run, beside, headers, over)
+            nursery.start_soon(handover.leg.run, beside, headers, over)
             try:
                 failure = await self._converse(upstream, outbound, headers)
             except Exception as exc:  # carried out of the nursery as it is
@@ -254,8 +250,8 @@ class Attempt:
             may_part, self._parting = self._parting, None
             if may_part is not None and may_part():
                 return self._failure(Kind.MOVED, self._phase(reader), "")
-            if self._leg is not None and self._may_join(self._leg):
-                failure = await self._join(self._leg, reader, silence)
+            if self._handover is not None and self._handover.ready:
+                failure = await self._join(self._handover, reader, silence)
                 if failure is not None:
                     return failure
                 continue
@@ -264,7 +260,9 @@ class Attempt:
                 if unanswered is not None:
                     return unanswered
                 continue
-            due = min(silence.deadline(reader), math.inf if self._leg is None or self._joined else self._leg.decided_at)
+            due = silence.deadline(reader)
+            if self._handover is not None:
+                due = min(due, self._handover.due)
             ended: Ended | None = None
             with trio.CancelScope(deadline=due) as self._reading:
                 ended = await relay(upstream.connection, self._client, reader)
@@ -280,56 +278,42 @@ class Attempt:
             if kind is not None:
                 return self._failure(kind, self._phase(reader), silence.words(kind))
 
-    def _may_join(self, leg: Leg) -> bool:
-        """Is it time to take what the prefill worker has said, or says soon? Not if decode has said its last word."""
-        if self._joined or self._exchange.end is not None:
-            return False
-        return self._exchange.waits_for_prefill or leg.decided_at <= trio.current_time()
-
-    async def _join(self, leg: Leg, reader: AnswerReader, silence: Silence) -> Failure | None:
+    async def _join(self, handover: Handover, reader: AnswerReader, silence: Silence) -> Failure | None:
         """Take what the prefill worker has said. Raises `ClientGone`, `CannotComplete`."""
-        exchange = self._exchange
-        leg.owes.set()
         with trio.CancelScope() as self._reading:
-            await unless_gone(self._client, leg.finished.wait)
-        if not leg.finished.is_set():
+            await handover.wait(self._client)
+        if not handover.leg.finished.is_set():
             return None  # somebody wishes the request to leave
-        self._joined = True
         silence.begin(trio.current_time())
-        if exchange.attempt_tokens and not exchange.waits_for_prefill:
-            return None  # the cache was handed over, and nothing else is owed: whatever it has said is no matter
-        if leg.answer is None:
-            # Of an answer that is only forwarded, whole, nothing can be seen: decode will tell if it has lost prefill.
-            unseen = not exchange.streaming and not exchange.verdict.migratable and leg.lost
-            if leg.failure is None or (unseen and not exchange.waits_for_prefill):
-                return None
-            silent = leg.failure.kind in (Kind.FIRST_TOKEN, Kind.STALL)
-            return replace(leg.failure, beside=self._target.id) if silent else leg.failure
-        rest = reader.beside(leg.answer, leg.events)
-        if rest:
-            await self._downstream.send(rest)
-        return self._failed_beside(leg, leg.answer.status) if reader.done and exchange.end in _KINDS else None
+        taken = handover.take(reader)
+        if not isinstance(taken, bytes):
+            return taken
+        if taken:
+            await self._downstream.send(taken)
+        return self._failed_beside(handover) if reader.done and self._exchange.end in _KINDS else None
 
-    async def _accused(self, leg: Leg, reader: AnswerReader) -> Failure:
+    async def _accused(self, handover: Handover, reader: AnswerReader) -> Failure:
         """Decode says that it cannot find the prefill worker, or has lost it. Raises `ClientGone`, `CannotComplete`.
 
         It says so also if somebody aborts everything; then the prefill worker says that it was aborted.
         """
-        exchange, phase, words = self._exchange, self._phase(reader), f"decode: {self._exchange.detail}"
+        exchange, leg, phase = self._exchange, handover.leg, self._phase(reader)
+        words = f"decode: {exchange.detail}"
         with trio.move_on_after(HANDOVER_GRACE):
             await unless_gone(self._client, leg.finished.wait)
-        if leg.answer is not None and not self._joined:
+        if leg.answer is not None and not handover.over:
             exchange.prefilled(leg.answer, leg.events, trio.current_time())
             if exchange.end is not End.FAILED:
-                return self._failed_beside(leg, leg.answer.status)
+                return self._failed_beside(handover)
         return Failure(Kind.FAILED, phase, leg.target.id, words)
 
-    def _failed_beside(self, leg: Leg, status: int) -> Failure:
+    def _failed_beside(self, handover: Handover) -> Failure:
         """The prefill worker has answered with an error."""
-        exchange = self._exchange
+        exchange, leg = self._exchange, handover.leg
         assert exchange.end is not None
-        self._spoken_beside = True
-        kind = self._kind(exchange.end, status)
+        assert leg.answer is not None
+        handover.spoken = True
+        kind = self._kind(exchange.end, leg.answer.status)
         who = self._target if exchange.accuses else leg.target
         return Failure(kind, Phase.ANSWERED, who.id, f"prefill: {exchange.detail}")
 
@@ -392,8 +376,8 @@ class Attempt:
                 await self._downstream.send(rest)
         if reader.done:
             end = self._exchange.end
-            if end is End.FAILED and self._exchange.accuses and self._leg is not None:
-                return await self._accused(self._leg, reader)
+            if end is End.FAILED and self._exchange.accuses and self._handover is not None:
+                return await self._accused(self._handover, reader)
             if end in _KINDS:
                 kind = self._kind(end, reader.response.status)
                 return self._failure(kind, self._phase(reader), self._exchange.detail)
