@@ -17,10 +17,42 @@ from trio.testing import MockClock
 T = TypeVar("T")
 
 
+#: Steps of tasks at one instant of virtual time: far more than any run needs; some seconds of the processor's.
+MOST_STEPS = 200_000
+
+
+class Livelock(Exception):
+    """Tasks are busy, and virtual time does not go on."""
+
+
+class _Steps(trio.abc.Instrument):
+    """Counts steps of tasks at one instant, and ends the run if they do not end."""
+
+    def __init__(self, scope: trio.CancelScope) -> None:
+        self._scope = scope
+        self._instant = -1.0
+        self._steps = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        now = trio.current_time()
+        if now != self._instant:
+            self._instant, self._steps = now, 0
+        self._steps += 1
+        if self._steps == MOST_STEPS:
+            self._scope.cancel()
+
+
 def run_seeded(main: Callable[[], Awaitable[T]], seed: int) -> T:
-    """`trio.run(main)` in virtual time; every scheduling decision comes from the seed."""
+    """`trio.run(main)` in virtual time; every scheduling decision comes from the seed. Raises `Livelock`."""
+
+    async def watched() -> T:
+        with trio.CancelScope() as scope:
+            trio.lowlevel.add_instrument(_Steps(scope))
+            return await main()
+        raise Livelock(f"{MOST_STEPS} steps of tasks at {trio.current_time():g} s")
+
     with seeded(seed):
-        return trio.run(main, clock=MockClock(autojump_threshold=0))
+        return trio.run(watched, clock=MockClock(autojump_threshold=0))
 
 
 @contextmanager

@@ -130,6 +130,21 @@ async def test_a_prefill_worker_that_dies_after_the_handover_harms_nobody(autoju
         nothing_left(w)
 
 
+@pytest.mark.parametrize("what", [KILL_WORKER, CLOSE, RESET], ids=lambda what: what.kind.value)
+@pytest.mark.parametrize("prompts", [[[1, 2, 3]], [[1, 2, 3], [4, 5]]], ids=["one", "list"])
+async def test_what_it_has_not_told_of_the_prompt_is_missed_at_the_end(autojump_clock, what, prompts):
+    """Nothing of an unprotected answer is seen before its end: only then it shows that it needs what was lost."""
+    plan = FaultPlan.in_order([(faults.AFTER_TRANSFER, what)])
+    async with pairs(prefill=[plan, None], options=WorkerOptions(tick=0.2), policy="round_robin") as w:
+        wish = {"return_logprob": True, "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 8}}
+        response = await w.ask({**wish, "input_ids": prompts, "stream": False})
+        assert response.status == 502
+        assert b"prefill" in response.body
+        plan.verify()
+        await w.quiet()
+        nothing_left(w)
+
+
 @SHAPES
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 @pytest.mark.parametrize("where", [*BEGUN, at_token(1)], ids=lambda where: where.spot.value)

@@ -35,10 +35,13 @@ class Handover:
 
     @property
     def ready(self) -> bool:
-        """Is it time to take it, or to wait for it? Not if decode has said its last word."""
-        if self.over or self._exchange.end is not None:
+        """Is it time to take it, or to wait for it? Not if decode has said its last word.
+
+        What did not matter may do so later: of a list of prompts one may fail at decode before another begins.
+        """
+        if self._exchange.end is not None:
             return False
-        return self._exchange.waits_for_prefill or self.leg.decided_at <= trio.current_time()
+        return self._exchange.waits_for_prefill or self.due <= trio.current_time()
 
     def ended(self) -> None:
         """The leg has just ended."""
