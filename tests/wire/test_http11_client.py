@@ -42,7 +42,7 @@ def test_origin(url: str) -> None:
 BAD_URLS = {
     "": "scheme",
     "h:30000": "scheme",
-    "grpc://h:1": "scheme",
+    "ftp://h:1": "scheme",
     "http://": "host",
     "http://:1": "host",
     "http://h:x": "[Pp]ort",
