@@ -55,10 +55,3 @@ def test_every_law_under_other_deaths(direct):
     plan = st.integers(0, 3).flatmap(lambda count: st.tuples(*[fault] * count))
     goals = ["nothing happens", "continued twice", "dialect changed across a cut", "stream", "unary"]
     prove(checks.everything(direct), cases(plan=plan), sometimes=goals, begin=())
-
-
-def test_no_false_success(direct):
-    """Nobody is left; no client takes what came for an answer, nor any part of it."""
-    plan = st.one_of(some.hopeless(), some.hopeless(), some.plans())
-    goals = ["nobody left", "stream", "unary", "continued"]
-    prove(checks.no_false_success(direct), cases(plan=plan), st.integers(0, 100_000), sometimes=goals)

@@ -16,7 +16,7 @@ from dyn_relay.direct.request import translate
 from dyn_relay.direct.tunnel import Tunnel
 from dyn_relay.grpc.metadata import Metadata
 from dyn_relay.grpc.status import CallFailed
-from dyn_relay.http11.errors import error_body
+from dyn_relay.http11.errors import BadResponse, error_body
 from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.net import ConnectFailed, ConnectionBroken
 
@@ -68,28 +68,32 @@ class Gateway:
             raise errors[0]
 
     async def _answer(self, served: ServerConnection, request: Request) -> None:
-        metadata = [field for field in request.headers if field[0] in _TOLD]
         path = request.path.rstrip("/") or "/"
-        allowed = _GENERATE_METHODS if path == GENERATE else ROUTES[path][0] if path in ROUTES else None
         try:
-            if allowed is None:
-                await self._otherwise(served, request, 501, f"{path}: SGLang's gRPC service has no method for it")
-            elif request.method not in allowed:
-                await served.respond(405, JSON, msgspec.json.encode({"detail": "Method Not Allowed"}))
-            elif path == GENERATE:
-                await self._generate(served, request, metadata)
-            else:
-                reply = await ROUTES[path][1](Control(self.engine, request, metadata))
-                await served.respond(reply.status, list(reply.headers), reply.body)
-        except CannotCarry as exc:
-            await self._otherwise(served, request, 400, str(exc))
+            try:
+                await self._route(served, request, path)
+            except CannotCarry as exc:
+                await self._otherwise(served, request, 400, str(exc))
         except (ConnectFailed, CallFailed) as exc:
-            if meaning(exc) in (Meaning.DEATH, Meaning.ABORTED):
+            if served.started or meaning(exc) in (Meaning.DEATH, Meaning.ABORTED):
                 raise Broken(str(exc)) from exc
             said = answer(exc)
             await served.respond(said.status, JSON, said.body)
-        except (NotAnAnswer, msgspec.MsgspecError) as exc:
+        except (NotAnAnswer, BadResponse, msgspec.MsgspecError) as exc:
             raise Broken(f"{path}: {exc}") from exc
+
+    async def _route(self, served: ServerConnection, request: Request, path: str) -> None:
+        metadata = [field for field in request.headers if field[0] in _TOLD]
+        allowed = _GENERATE_METHODS if path == GENERATE else ROUTES[path][0] if path in ROUTES else None
+        if allowed is None:
+            await self._otherwise(served, request, 501, f"{path}: SGLang's gRPC service has no method for it")
+        elif request.method not in allowed:
+            await served.respond(405, JSON, msgspec.json.encode({"detail": "Method Not Allowed"}))
+        elif path == GENERATE:
+            await self._generate(served, request, metadata)
+        else:
+            reply = await ROUTES[path][1](Control(self.engine, request, metadata))
+            await served.respond(reply.status, list(reply.headers), reply.body)
 
     async def _generate(self, served: ServerConnection, request: Request, metadata: Metadata) -> None:
         try:

@@ -12,7 +12,7 @@ from dyn_relay.direct.answer import NotAnAnswer, aborted, finished, render
 from dyn_relay.direct.engine import QUICK, Engine, Facts
 from dyn_relay.direct.errors import JSON, Answer, Meaning, answer, internal, meaning
 from dyn_relay.direct.numbers import CannotCarry
-from dyn_relay.direct.request import Asked
+from dyn_relay.direct.request import MEDIA, Asked
 from dyn_relay.grpc import methods
 from dyn_relay.grpc import sglang_pb2 as pb
 from dyn_relay.grpc.channels import Call
@@ -48,9 +48,9 @@ class Generation:
         """Answer. Raises `CannotCarry` before anything was sent, `Broken`, `ConnectionBroken`."""
         asked = self._asked
         try:
-            if asked.features and not frozenset(asked.features) <= (await self._facts()).features:
-                missing = set(asked.features) - (await self._facts()).features
-                raise CannotCarry("media", f"the engine says nothing of {', '.join(sorted(missing))} over gRPC")
+            for name in asked.media:
+                if MEDIA[name] not in (await self._facts()).features:
+                    raise CannotCarry(name, f"the engine does not say that it hears of {MEDIA[name]} over gRPC")
             await self._tokenize()
             if asked.prompt_ids:
                 self._prompt_ids = Raw(msgspec.json.encode(list(asked.message.input_ids)))

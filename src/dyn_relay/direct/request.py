@@ -186,8 +186,8 @@ class Asked:
     samples: int
     #: Tokens between two events of a cumulative stream, at least.
     interval: int
-    #: Of `grpc_features`: what the engine must have said.
-    features: tuple[str, ...]
+    #: Fields of `MEDIA` that are there.
+    media: tuple[str, ...]
 
 
 def translate(body: Mapping[str, object], headers: Sequence[tuple[bytes, bytes]] = ()) -> Asked:
@@ -214,7 +214,7 @@ def _fill(asked: Asked, body: Mapping[str, object]) -> None:
             setattr(message, field, check(name, value))
         elif name in MEDIA:
             getattr(message, name).extend(strings(name, value))
-            asked.features += (MEDIA[name],)
+            asked.media += (name,)
         elif name in _SPECIAL:
             _SPECIAL[name](asked, name, value)
         else:
@@ -223,7 +223,7 @@ def _fill(asked: Asked, body: Mapping[str, object]) -> None:
         message.routed_dp_rank = int32("data_parallel_rank", body["data_parallel_rank"])
     if body.get("input_ids") is not None:
         asked.text = None  # ids win where both are given
-    elif asked.features:
+    elif asked.media:
         raise CannotCarry("text", "gRPC carries media only beside input_ids")
     _sample(asked, body.get("sampling_params"))
     _meet(message, body)
