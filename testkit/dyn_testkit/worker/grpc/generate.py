@@ -64,6 +64,8 @@ async def _say_how_it_is(worker: MockWorker, call: Call) -> None:
     """A token, if tokens are made; as with `/health`, nobody counts it. Raises `Status`, `CallGone`."""
     if worker.health_status is None:
         await trio.sleep_forever()
+    while worker.scheduler.paused:
+        await worker.scheduler.wait_changed()
     await trio.sleep(worker.options.health_delay)
     if worker.health_status != 200:
         raise Status(Code.INTERNAL, "503: not well")
