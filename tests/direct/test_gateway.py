@@ -18,6 +18,7 @@ from dyn_relay.net import ConnectFailed, ConnectionBroken
 from dyn_testkit import faults
 from dyn_testkit.background import background
 from dyn_testkit.faults import Fault, FaultPlan
+from dyn_testkit.relay import until
 from dyn_testkit.simnet import SimNetwork
 from dyn_testkit.worker import MockWorker, WorkerOptions
 
@@ -173,6 +174,8 @@ async def test_one_that_is_forgotten_keeps_its_answers_and_loses_its_gateway(aut
             w.gateways.forget(w.origin)
             assert not w.gateways.open
         assert answers[0].status == 200
+        with trio.fail_after(1):  # an idle connection would be kept for a minute
+            await until(lambda: not w.worker._connections)
         assert (await w.ask("/model_info")).status == 200
         assert w.gateways.open == 1
 
