@@ -85,12 +85,15 @@ class Stock:
     env: Mapping[str, str] = field(default_factory=dict)
     #: Answers carry text.
     tokenizer: bool = False
+    #: Serves its native gRPC service beside HTTP.
+    grpc: bool = False
 
     async def start(self, nursery: trio.Nursery, port: int, logs: Path) -> StockServer:
         """Start one engine and wait until it serves (20 to 40 s on two cores).
 
         `--sleep-on-idle` is stock's own: without it an idle engine keeps one core busy. Raises `NotReady`.
         """
+        grpc = processes.free_port() if self.grpc else 0
         argv = [
             *(str(self.python), "-m", "sglang.launch_server", "--model-path", str(self.model)),
             *("--device", "cpu", "--dtype", "float32"),
@@ -98,6 +101,7 @@ class Stock:
             *("--disable-overlap-schedule", "--sleep-on-idle"),
             *(() if self.tokenizer else ("--skip-tokenizer-init",)),
             *("--max-total-tokens", "16384", "--mem-fraction-static", "0.1"),
+            *(("--grpc-port", str(grpc)) if grpc else ()),
             *("--host", "127.0.0.1", "--port", str(port), *self.flags),
         ]
         env = {
@@ -118,6 +122,7 @@ class Stock:
             processes.member(child.pid, "sglang::scheduler"),
             processes.member(child.pid, "sglang::detokenizer"),
             frozenset(processes.mapped(members, _SHARED_MEMORY)),
+            f"grpc://127.0.0.1:{grpc}" if grpc else "",
         )
 
 
@@ -128,6 +133,8 @@ class StockServer(Server):
     scheduler: int
     detokenizer: int
     shared_memory: frozenset[Path]
+    #: Where its gRPC service is; "" if it has none.
+    grpc: str = ""
 
     def kill(self) -> None:
         """SIGKILL everything in the group but Python's resource tracker, which then removes its semaphores and ends."""

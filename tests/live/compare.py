@@ -19,10 +19,9 @@ from typing import Any
 
 import click
 import trio
-from lab import FLAVOURS, Lab
+from lab import Lab
 from peers import ROUTER_REQUIREMENT, python_with
 
-from dyn_chaos.engines import Stock
 from dyn_chaos.processes import Child, free_port
 from dyn_testkit.client import Response
 from dyn_testkit.laws.answers import read_answer
@@ -198,11 +197,8 @@ async def _compare(home: Path, router: str) -> list[tuple[str, str, list[str]]]:
     found: list[tuple[str, str, list[str]]] = []
     logs = home / "logs"
     for flavour, folder in RUNS:
-        how = FLAVOURS[flavour]
-        model = home / "models" / how.model
-        stock = Stock(home / "venv/bin/python", Path(__file__).parent / "shim", model, how.flags, how.env, how.text)
         async with trio.open_nursery() as nursery:
-            lab = Lab(stock, logs, flavour, nursery)
+            lab = Lab.of(home, flavour, nursery)
             [engine] = await lab.engines("a")
             relay = await lab.relay(nursery, [engine], "compare", ())
             port, spare = free_port(), free_port()

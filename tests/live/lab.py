@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from dyn_chaos import engines, load
+from dyn_chaos import audit, engines, load
 from dyn_chaos.engines import Server, Stock, StockServer
 from dyn_chaos.load import Plan
 from dyn_chaos.processes import free_port
@@ -32,6 +32,8 @@ class Flavour:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     #: With a tokenizer, and the requests of frameworks that read the text.
     text: bool = False
+    #: The proxy reaches the engines by gRPC.
+    grpc: bool = False
 
 
 #: The first two are the dialects of SGLang 0.5.23; the others stream cumulatively.
@@ -54,6 +56,10 @@ FLAVOURS = {
     ),
     "text": Flavour(text=True),
     "text-incremental": Flavour((*NATIVE, "--incremental-streaming-output"), text=True),
+    "grpc": Flavour(grpc=True),
+    "grpc-incremental": Flavour((*NATIVE, "--incremental-streaming-output"), grpc=True),
+    "grpc-text": Flavour(text=True, grpc=True),
+    "grpc-text-incremental": Flavour((*NATIVE, "--incremental-streaming-output"), text=True, grpc=True),
 }
 
 #: Texts of prompts, in turn. What the random model goes on with are letters, and bytes that are hardly ever characters.
@@ -66,6 +72,13 @@ PROMPTS = (
 )
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the proxy finds a worker."""
+
+    url: str
+
+
 @dataclass
 class Lab:
     """Engines of one flavour, named by letters, and reference answers from the first of them."""
@@ -76,6 +89,16 @@ class Lab:
     nursery: trio.Nursery
     _engines: dict[str, StockServer] = field(default_factory=dict)
     _references: dict[str, Record] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, home: Path, flavour: str, nursery: trio.Nursery) -> Lab:
+        """With what `run.sh` has put into `home`."""
+        how = FLAVOURS[flavour]
+        shim = Path(__file__).parent / "shim"
+        stock = Stock(
+            home / "venv/bin/python", shim, home / "models" / how.model, how.flags, how.env, how.text, how.grpc
+        )
+        return cls(stock, home / "logs", flavour, nursery)
 
     async def engines(self, letters: str) -> list[StockServer]:
         """One idle engine with an empty cache for each letter; those not named are stopped. They start one by one."""
@@ -101,7 +124,10 @@ class Lab:
         made = []
         for plan in load.plans(streams, tokens):
             sampling = {**plan.body["sampling_params"], **flavour.sampling}
-            made.append(Plan(plan.key, {**plan.body, **flavour.body, "sampling_params": sampling}))
+            body = {**plan.body, **flavour.body, "sampling_params": sampling}
+            if flavour.grpc:
+                body.pop("token_ids_logprob", None)  # its messages have no such field
+            made.append(Plan(plan.key, body))
         return made
 
     async def references(self, plans: Sequence[Plan]) -> dict[str, Record]:
@@ -117,9 +143,17 @@ class Lab:
 
     async def relay(self, nursery: trio.Nursery, workers: Sequence[Server], case: str, flags: Sequence[str]) -> Server:
         """The proxy before `workers`, its log and trace named after the case."""
-        return await engines.relay(
-            nursery, [worker.url for worker in workers], self.logs, flags, f"relay-{case}-{self.flavour}"
-        )
+        urls = [self.address(worker) for worker in workers]
+        return await engines.relay(nursery, urls, self.logs, flags, f"relay-{case}-{self.flavour}")
+
+    def address(self, worker: Server) -> str:
+        """How the proxy reaches it, and lists it."""
+        return worker.grpc if isinstance(worker, StockServer) and worker.grpc else worker.url
+
+    async def busiest(self, relay: Server, workers: Sequence[StockServer]) -> StockServer:
+        """The one with the most requests, as the proxy counts them."""
+        reached = {self.address(worker): worker for worker in workers}
+        return reached[(await audit.busiest(relay.url, [Place(url) for url in reached])).url]
 
     def trace(self, case: str) -> Path:
         """The trace that the case's proxy wrote."""

@@ -28,8 +28,7 @@ from pairs import pairs
 from rich.console import Console
 
 from dyn_chaos import load, report
-from dyn_chaos.audit import busiest
-from dyn_chaos.engines import TOLERANCE, Server, Stock, StockServer
+from dyn_chaos.engines import TOLERANCE, Server, StockServer
 from dyn_chaos.load import Plan
 from dyn_chaos.report import Outcome
 from dyn_chaos.verdict import widest
@@ -114,7 +113,7 @@ async def _death(
         victim: list[StockServer] = []
 
         async def strike_the_busiest() -> None:
-            victim.append(await busiest(relay.url, engines))
+            victim.append(await lab.busiest(relay, engines))
             await strike(victim[0])
 
         records = await strike_during(relay.url, _load(lab, name), started(BEGUN, at), strike_the_busiest, outcome)
@@ -154,12 +153,12 @@ async def kill_twice(lab: Lab, outcome: Outcome) -> None:
         victims: list[StockServer] = []
 
         async def kill_two() -> None:
-            victims.append(await busiest(relay.url, engines))
+            victims.append(await lab.busiest(relay, engines))
             victims[0].kill()
             await _until_migrating(relay.url)
             progress = sum(watch.tokens.values()) + 8 * BEGUN
             await watch.until(lambda seen: sum(seen.tokens.values()) >= progress or len(seen.ended) == STREAMS)
-            victims.append(await busiest(relay.url, [engine for engine in engines if engine not in victims]))
+            victims.append(await lab.busiest(relay, [engine for engine in engines if engine not in victims]))
             victims[1].kill()
 
         records = await strike_during(relay.url, _load(lab, "kill-twice"), started(1, 20), kill_two, outcome, watch)
@@ -183,9 +182,9 @@ async def drain(lab: Lab, outcome: Outcome) -> None:
         draining: list[StockServer] = []
 
         async def terminate_and_send_more() -> None:
-            draining.append(await busiest(relay.url, engines))
+            draining.append(await lab.busiest(relay, engines))
             draining[0].child.send(signal.SIGTERM)
-            await _until_unhealthy(relay.url, draining[0].url)
+            await _until_unhealthy(relay.url, lab.address(draining[0]))
             late.update(await load.send_all(relay.url, [load.renamed(plan, "late") for plan in _plans(lab)[:4]]))
 
         records = await strike_during(relay.url, _load(lab, "drain"), started(BEGUN), terminate_and_send_more, outcome)
@@ -193,7 +192,7 @@ async def drain(lab: Lab, outcome: Outcome) -> None:
         wanted = references | {f"late-{plan.key}": references[plan.key] for plan in _plans(lab)[:4]}
         await judge(relay, records | late, wanted, outcome, moves=None)
         rows = _read_trace(lab, "drain", len(wanted), outcome)
-        elsewhere = [row for row in rows if row["attempts"][0]["url"] != draining[0].url]
+        elsewhere = [row for row in rows if row["attempts"][0]["url"] != lab.address(draining[0])]
         outcome.facts["migrations while draining"] = outcome.facts.pop("migrations")
         outcome.facts["rows not on the draining engine"] = len(elsewhere)
         outcome.expect(len(elsewhere) >= 4, "drain", "a request that came after the drain began went to that engine")
@@ -251,7 +250,7 @@ async def twenty_kills(lab: Lab, outcome: Outcome) -> None:
             victim: list[StockServer] = []
 
             async def strike(relay: Server, engines: list[StockServer], victim: list[StockServer]) -> None:
-                victim.append(await busiest(relay.url, engines))
+                victim.append(await lab.busiest(relay, engines))
                 victim[0].kill()
 
             ready = partial(_told, point)
@@ -343,12 +342,8 @@ async def qualify(home: Path, wanted: Mapping[str, Sequence[str]]) -> list[Outco
     logs.mkdir(exist_ok=True)
     outcomes: list[Outcome] = []
     for flavour, names in wanted.items():
-        how = FLAVOURS[flavour]
-        model = home / "models" / how.model
-        shim = Path(__file__).parent / "shim"
-        stock = Stock(home / "venv/bin/python", shim, model, how.flags, how.env, how.text)
         async with trio.open_nursery() as nursery:
-            lab = Lab(stock, logs, flavour, nursery)
+            lab = Lab.of(home, flavour, nursery)
             for name in names:
                 outcome = Outcome(f"{name} ({flavour})")
                 outcomes.append(outcome)
