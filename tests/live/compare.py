@@ -211,8 +211,8 @@ async def _compare(home: Path, router: str) -> list[tuple[str, str, list[str]]]:
             ready = re.compile("(?i)starting server|listening|started")
             await Child.start(nursery, f"router-{flavour}", argv, log=log, ready=ready)
             await trio.sleep(3)  # it says that it has started before it knows its worker
-            direct = Target("direct", *_address(engine.url))
-            others = [Target("ours", *_address(relay.url)), Target("sglang-router", "127.0.0.1", port)]
+            direct = Target("direct", *address(engine.url))
+            others = [Target("ours", *address(relay.url)), Target("sglang-router", "127.0.0.1", port)]
             for name, request in requests(folder):
                 by_chance = any(word in name for word in CHANCE)
                 answers = {}
@@ -238,7 +238,8 @@ async def _compare(home: Path, router: str) -> list[tuple[str, str, list[str]]]:
     return found
 
 
-def _address(url: str) -> tuple[str, int]:
+def address(url: str) -> tuple[str, int]:
+    """Host and port."""
     host, _, port = url.removeprefix("http://").partition(":")
     return host, int(port)
 

@@ -20,7 +20,7 @@ import click
 import httpx
 import trio
 from judging import judge, keep, strike_during
-from lab import Lab
+from lab import FLAVOURS, Lab
 
 from dyn_chaos import engines, load, report
 from dyn_chaos.audit import busiest, listed
@@ -335,13 +335,14 @@ PARTS: dict[str, Callable[[Pairs, Outcome], Awaitable[None]]] = {
 }
 
 
-def _long() -> list[Plan]:
+def _long(sampling: Mapping[str, Any]) -> list[Plan]:
+    """Long prompts. `sampling` is the flavour's: a greedy request in the batch changes what a seeded one draws."""
     random = Random(5)
     made = []
     for number in range(LONG):
         body = {
             "input_ids": random.choices(range(4, 1024), k=LONG_PROMPT - 7 * number),
-            "sampling_params": {"temperature": 0, "max_new_tokens": 32, "ignore_eos": True},
+            "sampling_params": {"temperature": 0, "max_new_tokens": 32, "ignore_eos": True, **sampling},
             "return_logprob": True,
             **({"logprob_start_len": 0} if number % 4 == 0 else {}),
             "stream": number % 2 == 0,
@@ -353,7 +354,7 @@ def _long() -> list[Plan]:
 async def pairs(lab: Lab, outcome: Outcome) -> None:
     """Two prefill and two decode engines: left, aborted, drained, stopped and killed in every phase."""
     await lab.engines("a")
-    plans, long = lab.plans(STREAMS, TOKENS), _long()
+    plans, long = lab.plans(STREAMS, TOKENS), _long(FLAVOURS[lab.flavour].sampling)
     references = await lab.references([*plans, *long])
     await lab.engines("")  # memory for these four
     w = Pairs(

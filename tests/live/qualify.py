@@ -21,6 +21,7 @@ from typing import Any
 import click
 import msgspec
 import trio
+from direct import direct
 from judging import judge, keep, strike_during
 from kv import kv_events
 from lab import FLAVOURS, Lab, flush
@@ -285,17 +286,22 @@ CASES: dict[str, Callable[[Lab, Outcome], Awaitable[None]]] = {
     "poison": poison,
     "kv-events": kv_events,
     "pairs": pairs,
+    "direct": direct,
     "twenty-kills": twenty_kills,
 }
 
 #: What runs when no case is named.
 MATRIX = {
-    "cumulative": tuple(name for name in CASES if name != "twenty-kills"),
+    "cumulative": tuple(name for name in CASES if name not in ("direct", "twenty-kills")),
     "incremental": ("baseline", "untouched", "kill-detokenizer", "kill-group", "kill-twice"),
     "experts": ("baseline", "kill-group"),
     "seeded": ("baseline", "kill-group"),
     "text": ("untouched", "twenty-kills"),
     "text-incremental": ("untouched", "twenty-kills"),
+    "grpc": ("direct", "untouched", "stop-scheduler", "kill-scheduler", "drain", "kill-group", "kill-twice"),
+    "grpc-incremental": ("direct", "untouched", "kill-group"),
+    "grpc-text": ("direct", "untouched"),
+    "grpc-text-incremental": ("direct", "kill-group"),
 }
 
 

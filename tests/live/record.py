@@ -13,7 +13,6 @@ import http.client
 import json
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,8 @@ OUT = Path(__file__).parents[1] / "grpc" / "recordings" / "stock-0.5.23.jsonl"
 RECORDED = ("grpc-text", "grpc-text-incremental", "grpc")
 PROMPT = [5, 6, 7, 8, 9]
 SECONDS = 30.0
+#: An engine aborts a rid two seconds after its stream has ended, whoever has it then.
+AFTER_RID = 2.5
 
 Json = dict[str, Any]
 Call = tuple[Method[Any, Any], Message]
@@ -166,27 +167,34 @@ def by_http(url: str, method: str, path: str, body: Json | None) -> Json:
 
 
 def exchanges(engine: StockServer, flavour: str) -> Iterator[Json]:
-    """Each request to the engine over both, its cache empty before each."""
+    """Each request to the engine over both."""
     text = FLAVOURS[flavour].text
-    flush = partial(by_http, engine.url, "POST", "/flush_cache", None)
     with grpc.insecure_channel(engine.grpc.removeprefix("grpc://")) as channel:
         for name, body in [*bodies(), *(texts() if text else ())]:
-            for mode in ("unary", "stream"):
-                asked = {**body, "stream": True} if mode == "stream" else body
-                if "rid" in body:  # an engine aborts a rid for two seconds after its end, whoever has it then
-                    asked = {**asked, "rid": f"mine-{mode}"}
-                flush()
-                over = by_grpc(channel, message(asked, text=text))
-                if "rid" in body:
-                    time.sleep(2.5)
-                flush()
-                yield {
-                    "case": f"{flavour}/{mode}/{name}",
-                    "grpc": over,
-                    "http": by_http(engine.url, "POST", "/generate", asked),
-                }
+            yield {"case": f"{flavour}/unary/{name}"} | both(channel, engine.url, named(body, "unary"), text=text)
+            streaming = {**named(body, "stream"), "stream": True}
+            while True:  # an event may have more than one token, and then the other answer has more events
+                seen = both(channel, engine.url, streaming, text=text)
+                if len(seen["grpc"]["messages"]) == seen["http"]["answer"].count('"meta_info"'):
+                    break
+            yield {"case": f"{flavour}/stream/{name}"} | seen
         for name, (call, request) in CONTROL.items() if flavour == RECORDED[0] else ():
             yield {"case": f"{flavour}/{name}", "grpc": by_grpc(channel, call), "http": by_http(engine.url, *request)}
+
+
+def named(body: Json, mode: str) -> Json:
+    """With a rid of its own, if it has any."""
+    return body | {"rid": f"{body['rid']}-{mode}"} if "rid" in body else body
+
+
+def both(channel: grpc.Channel, url: str, body: Json, *, text: bool) -> Json:
+    """Its answers, the cache empty before each."""
+    by_http(url, "POST", "/flush_cache?timeout=30", None)
+    over = by_grpc(channel, message(body, text=text))
+    if "rid" in body:
+        time.sleep(AFTER_RID)
+    by_http(url, "POST", "/flush_cache?timeout=30", None)
+    return {"grpc": over, "http": by_http(url, "POST", "/generate", body)}
 
 
 def anonymous(line: str, model: Path) -> str:
