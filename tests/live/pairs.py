@@ -279,19 +279,33 @@ async def struck(
     return victims[0] if victims else None
 
 
-async def killed(w: Pairs, outcome: Outcome, **how: Any) -> None:
-    """SIGKILL of everything; the others are free soon, and it comes back."""
+async def killed(w: Pairs, outcome: Outcome, **how: Any) -> Engine | None:
+    """SIGKILL of everything; the others are free soon, and it comes back. Who it was."""
 
     async def kill(relay: Server, engine: Engine) -> None:
         engine.running.kill()
 
     victim = await struck(w, outcome, strike=kill, **how)
     if victim is None:
-        return
+        return None
     await victim.stop()
     await victim.start()
     busy = await w.free(15)
     outcome.expect(not busy, "slots", f"{busy} is not free after the death")
+    return victim
+
+
+async def killed_late(w: Pairs, outcome: Outcome, part: str) -> None:
+    """A prefill engine is killed: what it has handed over goes on where it is. On a busy machine some is not yet."""
+    victim = await killed(w, outcome, part=part, role="prefill", at=32, moves=None)
+    if victim is None:
+        return
+    rows = [row for row in rows_of(w, part) if row["attempts"][0]["prefill_url"] == victim.url]
+    over = [row for row in rows if row["attempts"][0]["first_token"] is not None]
+    moved = [row for row in over if len(row["attempts"]) > 1]
+    outcome.facts["handed over"] = f"{len(over)} of {len(rows)}"
+    outcome.expect(bool(over), "vacuous", "nothing was handed over before the strike")
+    outcome.expect(not moved, "migrations", f"{len(moved)} were handed over and moved: {moved[:1]}")
 
 
 async def stopped(w: Pairs, outcome: Outcome, **how: Any) -> None:
@@ -328,7 +342,7 @@ PARTS: dict[str, Callable[[Pairs, Outcome], Awaitable[None]]] = {
     "decode-drained": partial(drained, part="decode-drained", role="decode", at=8, moves=True),
     "decode-stopped": partial(stopped, part="decode-stopped", role="decode", at=8, moves=True),
     "prefill-stopped": partial(stopped, part="prefill-stopped", role="prefill", at=0, moves=True),
-    "prefill-killed-late": partial(killed, part="prefill-killed-late", role="prefill", at=32, moves=False),
+    "prefill-killed-late": partial(killed_late, part="prefill-killed-late"),
     "prefill-killed-early": partial(killed, part="prefill-killed-early", role="prefill", at=0, moves=True),
     "decode-killed": partial(killed, part="decode-killed", role="decode", at=8, moves=True),
     "decode-killed-early": partial(killed, part="decode-killed-early", role="decode", at=0, moves=True),
