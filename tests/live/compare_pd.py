@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 import trio
-from compare import Target, differences, told
+from answers import Target, differences, told
 from peers import ROUTER_REQUIREMENT, python_with
 
 from dyn_chaos.engines import Server, listen, mock, script
