@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def events(exchange: Exchange) -> list[str]:
 
 
 def messages(exchange: Exchange) -> list[pb.GenerateResponse]:
-    return [pb.GenerateResponse.FromString(bytes.fromhex(each)) for each in exchange["grpc"]["messages"]]
+    return [pb.GenerateResponse.FromString(b64decode(each)) for each in exchange["grpc"]["messages"]]
 
 
 def test_there_are_recordings_of_every_kind() -> None:
@@ -68,7 +69,7 @@ def test_there_are_recordings_of_every_kind() -> None:
 @pytest.mark.parametrize("case", BY_IDS)
 def test_a_body_becomes_the_message(case: str) -> None:
     exchange = EXCHANGES[case]
-    want = pb.GenerateRequest.FromString(bytes.fromhex(exchange["grpc"]["request"]))
+    want = pb.GenerateRequest.FromString(b64decode(exchange["grpc"]["request"]))
     want.return_text, want.stream = True, streams(exchange)  # without a tokenizer there is none, and false is unset
     assert translate(exchange["http"]["body"]).message == want
 

@@ -89,7 +89,7 @@ def _json(text: str) -> Any:
 
 
 def _plain(value: Any, *, by_chance: bool, name: str = "") -> Any:
-    """Without what is measured, or made up: rids of our own are 32 hexadecimal digits, as the engine's are."""
+    """Without what is measured, or made up: rids are 32 hexadecimal digits, ours too; over gRPC engines put dashes in."""
     if isinstance(value, dict):
         out = MEASURED | DRAWN if by_chance else MEASURED
         told = {str(key): each for key, each in value.items() if key not in out}
@@ -97,7 +97,7 @@ def _plain(value: Any, *, by_chance: bool, name: str = "") -> Any:
     if isinstance(value, list):
         return [_plain(each, by_chance=by_chance, name=name) for each in value]
     if isinstance(value, str):
-        return re.sub(r"\b[0-9a-f]{32}\b", "<rid>", value)
+        return re.sub(r"\b[0-9a-f]{8}(-?)([0-9a-f]{4}\1){3}[0-9a-f]{12}\b", "<rid>", value)
     return round(value, 3) if isinstance(value, float) else value
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,14 @@ from dyn_relay.grpc import methods, sglang_pb2
 from dyn_relay.grpc.methods import Method
 
 OUT = Path(__file__).parents[1] / "grpc" / "recordings" / "stock-0.5.23.jsonl"
-#: Both dialects with text, and an engine without a tokenizer.
-RECORDED = ("grpc-text", "grpc-text-incremental", "grpc")
+#: What of `bodies`, `texts` and `CONTROL` is kept of each flavour: everything of one, and what differs in the others.
+RECORDED: dict[str, tuple[str, ...]] = {
+    "grpc-text": (),
+    "grpc-text-incremental": ("ids", "logprobs", "stop-string", "error-top-p", "error-of-scheduler"),
+    "grpc": ("ids", "no-tokens", "logprobs", "error-top-p"),
+}
+#: Their streams say nothing that others' do not.
+UNARY = ("sampling", "penalties", "seed", "routing", "json-schema", "regex", "ebnf")
 PROMPT = [5, 6, 7, 8, 9]
 SECONDS = 30.0
 #: An engine aborts a rid two seconds after its stream has ended, whoever has it then.
@@ -143,13 +150,13 @@ def by_grpc(channel: grpc.Channel, call: Call) -> Json:
     method, request = call
     made = (channel.unary_stream if method.streams else channel.unary_unary)(method.path)
     data = request.SerializeToString()
-    got: list[str] = []
-    asked = {"method": method.path.rpartition("/")[2], "request": data.hex(), "messages": got}
+    got: list[bytes] = []
+    asked = {"method": method.path.rpartition("/")[2], "request": data, "messages": got}
     try:
         if method.streams:
-            got += [each.hex() for each in made(data, timeout=SECONDS)]
+            got += made(data, timeout=SECONDS)
         else:
-            got.append(made(data, timeout=SECONDS).hex())
+            got.append(made(data, timeout=SECONDS))
     except grpc.RpcError as error:
         return {**asked, "code": error.code().name, "details": error.details()}
     return {**asked, "code": "OK", "details": ""}
@@ -168,17 +175,19 @@ def by_http(url: str, method: str, path: str, body: Json | None) -> Json:
 
 def exchanges(engine: StockServer, flavour: str) -> Iterator[Json]:
     """Each request to the engine over both."""
-    text = FLAVOURS[flavour].text
+    text, kept = FLAVOURS[flavour].text, RECORDED[flavour]
     with grpc.insecure_channel(engine.grpc.removeprefix("grpc://")) as channel:
         for name, body in [*bodies(), *(texts() if text else ())]:
+            if kept and name not in kept:
+                continue
             yield {"case": f"{flavour}/unary/{name}"} | both(channel, engine.url, named(body, "unary"), text=text)
             streaming = {**named(body, "stream"), "stream": True}
-            while True:  # an event may have more than one token, and then the other answer has more events
+            while name not in UNARY:  # an event may have two tokens, and then the other answer has more events
                 seen = both(channel, engine.url, streaming, text=text)
                 if len(seen["grpc"]["messages"]) == seen["http"]["answer"].count('"meta_info"'):
+                    yield {"case": f"{flavour}/stream/{name}"} | seen
                     break
-            yield {"case": f"{flavour}/stream/{name}"} | seen
-        for name, (call, request) in CONTROL.items() if flavour == RECORDED[0] else ():
+        for name, (call, request) in CONTROL.items() if not kept else ():
             yield {"case": f"{flavour}/{name}", "grpc": by_grpc(channel, call), "http": by_http(engine.url, *request)}
 
 
@@ -197,10 +206,16 @@ def both(channel: grpc.Channel, url: str, body: Json, *, text: bool) -> Json:
     return {"grpc": over, "http": by_http(url, "POST", "/generate", body)}
 
 
-def anonymous(line: str, model: Path) -> str:
-    """Without this machine's paths; in bytes, where a length stands before them, a path of the same length."""
-    name = f"/models/{'x' * (len(str(model)) - len('/models/'))}"
-    return line.replace(str(model), name).replace(str(model).encode().hex(), name.encode().hex())
+def written(exchange: Json, model: Path) -> str:
+    """A line, messages in Base64; without this machine's path to `model`, for which a name of its length stands."""
+    path, name = str(model), "/models/".ljust(len(str(model)), "x")
+
+    def spelled(data: bytes) -> str:
+        return b64encode(data.replace(path.encode(), name.encode())).decode()
+
+    over = exchange["grpc"]
+    over |= {"request": spelled(over["request"]), "messages": [spelled(each) for each in over["messages"]]}
+    return json.dumps(exchange).replace(path, name)
 
 
 async def record(home: Path, flavours: Sequence[str]) -> list[str]:
@@ -213,7 +228,7 @@ async def record(home: Path, flavours: Sequence[str]) -> list[str]:
             seen = await trio.to_thread.run_sync(
                 lambda engine=engine, flavour=flavour: list(exchanges(engine, flavour))
             )
-            lines += [anonymous(json.dumps(each), lab.stock.model) for each in seen]
+            lines += [written(each, lab.stock.model) for each in seen]
             await lab.engines("")
             nursery.cancel_scope.cancel()
     return lines
