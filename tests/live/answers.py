@@ -89,7 +89,7 @@ def _json(text: str) -> Any:
 
 
 def _plain(value: Any, *, by_chance: bool, name: str = "") -> Any:
-    """Without what is measured, or made up: rids are 32 hexadecimal digits, ours too; over gRPC engines put dashes in."""
+    """Without what is measured, or made up: rids are 32 hexadecimal digits; over gRPC engines put dashes in."""
     if isinstance(value, dict):
         out = MEASURED | DRAWN if by_chance else MEASURED
         told = {str(key): each for key, each in value.items() if key not in out}
