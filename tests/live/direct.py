@@ -22,6 +22,13 @@ from dyn_chaos.report import Outcome
 
 #: Seconds in which an engine must be free of a request that nobody wants any more.
 FREE = 2.0
+#: Its orders, by path; one that it cannot follow.
+ORDERS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("/pause_generation", {"mode": "retract"}),
+    ("/continue_generation", {}),
+    ("/flush_cache", {}),
+    ("/update_weights_from_disk", {"model_path": "/nowhere"}),
+)
 #: What of an engine's answers to GET is asked of the proxy.
 INFOS = ("/model_info", "/v1/models")
 #: Told by HTTP alone, or measured.
@@ -101,23 +108,17 @@ async def left(lab: Lab, relay: Server, engine: StockServer, outcome: Outcome) -
     """A client goes away."""
     for streams in (True, False):
         took = await freed(Target("ours", *address(relay.url)), Target("direct", *address(engine.url)), stream=streams)
-        outcome.facts[f"left, {'streaming' if streams else 'unary'}"] = f"free after {took} s"
+        outcome.facts[f"left, {'streaming' if streams else 'unary'}"] = f"free after {took or FREE:.2f} s"
         outcome.expect(took is not None and took < FREE, "slots", f"free after {took} s")
 
 
 async def ordered(lab: Lab, relay: Server, engine: StockServer, outcome: Outcome) -> None:
-    """What a trainer tells its engines: they hear it."""
+    """What a trainer tells its engines: this one hears it, and its answer comes back among all workers' answers."""
     async with load.client() as http:
-        for path, body in (
-            ("/pause_generation", {"mode": "retract"}),
-            ("/continue_generation", {}),
-            ("/flush_cache", {}),
-            ("/update_weights_from_disk", {"model_path": "/nowhere"}),
-        ):
+        for path, body in ORDERS:
             here, there = [await http.post(f"{url}{path}", json=body) for url in (relay.url, engine.url)]
-            said = f"{here.status_code} {here.text[:200]}, not {there.status_code} {there.text[:200]}"
-            outcome.expect(here.status_code == there.status_code, "order", said, path)
-            outcome.facts[path] = "as HTTP" if here.text == there.text else said
+            [worker] = here.json()["workers"]
+            outcome.expect(here.status_code == worker["status"] == there.status_code, "order", here.text[:300], path)
 
 
 async def working(http: httpx.AsyncClient, engine: StockServer) -> None:
