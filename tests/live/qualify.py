@@ -27,6 +27,7 @@ from kv import kv_events
 from lab import FLAVOURS, Lab, flush
 from pairs import pairs
 from rich.console import Console
+from sidecars import sidecars
 
 from dyn_chaos import load, report
 from dyn_chaos.engines import TOLERANCE, Server, StockServer
@@ -287,6 +288,7 @@ CASES: dict[str, Callable[[Lab, Outcome], Awaitable[None]]] = {
     "kv-events": kv_events,
     "pairs": pairs,
     "direct": direct,
+    "sidecars": sidecars,
     "twenty-kills": twenty_kills,
 }
 
