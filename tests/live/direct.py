@@ -33,6 +33,8 @@ ORDERS: tuple[tuple[str, dict[str, Any]], ...] = (
 INFOS = ("/model_info", "/v1/models")
 #: Told by HTTP alone, or measured.
 UNTOLD = ("preferred_sampling_params", "has_image_understanding", "has_audio_understanding")
+#: Requests of `texts` that gRPC cannot carry, and the field that is named.
+UNCARRIED = {"text-logprobs": "return_text_in_logprobs"}
 #: The engine's HTTP server says to browsers that its answer depends on where they come from.
 CORS = "vary"
 
@@ -61,21 +63,41 @@ async def probed(lab: Lab, relay: Server, engine: StockServer, outcome: Outcome)
 async def same(lab: Lab, relay: Server, engine: StockServer, outcome: Outcome) -> None:
     """Every kind of request, and every refusal, over gRPC and over HTTP."""
     deltas = "incremental" in lab.flavour  # then the last event depends on how many there were
-    direct, ours = Target("direct", *address(engine.url)), Target("ours", *address(relay.url))
     compared = 0
     for name, body in [*bodies(), *(texts() if FLAVOURS[lab.flavour].text else ())]:
         for streams in (False,) if deltas and not name.startswith("error") else (False, True):
-            answers = []
-            for target in (direct, ours):
-                rid = {"rid": f"{body['rid']}-{streams}-{target.name}"} if "rid" in body else {}
-                await flush(engine.url)
-                response = await ask(target, post("/generate", {**body, **rid, "stream": streams}))
-                answers.append(told(response, f"-{target.name}", by_chance=False))
-                answers[-1]["headers"].pop(CORS, None)
-            found = list(differences(*answers))
-            outcome.expect(not found, "answer", "; ".join(found), f"{name}, {'streaming' if streams else 'unary'}")
+            asked = {**body, "stream": streams}
+            if name in UNCARRIED:
+                answer = await ask(Target("ours", *address(relay.url)), post("/generate", asked))
+                refused = answer.status == 400 and UNCARRIED[name].encode() in answer.body
+                outcome.expect(refused, "uncarried", f"{answer.status} {answer.body[:200]!r}", name)
+                continue
+            await _compared(relay, engine, name, asked, outcome)
             compared += 1
     outcome.facts["requests asked of both"] = compared
+
+
+async def fallen_back(lab: Lab, engine: StockServer, outcome: Outcome) -> None:
+    """What gRPC cannot carry, where it may go to the engine's HTTP port."""
+    every = dict([*bodies(), *texts()])
+    async with trio.open_nursery() as nursery:
+        relay = await lab.relay(nursery, [engine], "direct-fallback", ("--http-fallback",))
+        for name in UNCARRIED if FLAVOURS[lab.flavour].text else ():
+            for streams in (False, True):
+                await _compared(relay, engine, name, {**every[name], "stream": streams}, outcome)
+        nursery.cancel_scope.cancel()
+
+
+async def _compared(relay: Server, engine: StockServer, name: str, body: dict[str, Any], outcome: Outcome) -> None:
+    answers = []
+    for target in (Target("direct", *address(engine.url)), Target("ours", *address(relay.url))):
+        rid = {"rid": f"{body['rid']}-{body['stream']}-{target.name}"} if "rid" in body else {}
+        await flush(engine.url)
+        response = await ask(target, post("/generate", body | rid))
+        answers.append(told(response, f"-{target.name}", by_chance=False))
+        answers[-1]["headers"].pop(CORS, None)
+    found = list(differences(*answers))
+    outcome.expect(not found, "answer", "; ".join(found), f"{name}, {'streaming' if body['stream'] else 'unary'}")
 
 
 async def aborted(lab: Lab, relay: Server, engine: StockServer, outcome: Outcome) -> None:
@@ -158,4 +180,5 @@ async def direct(lab: Lab, outcome: Outcome) -> None:
         relay = await lab.relay(nursery, [engine], "direct", ())
         for part in PARTS.values():
             await part(lab, relay, engine, outcome)
+        await fallen_back(lab, engine, outcome)
         nursery.cancel_scope.cancel()
