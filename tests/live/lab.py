@@ -119,7 +119,7 @@ class Lab:
     def plans(self, streams: int, tokens: int) -> list[Plan]:
         """The flavour's load."""
         flavour = FLAVOURS[self.flavour]
-        if flavour.text:
+        if flavour.text and not flavour.grpc:  # whose messages have nothing for how the text is made
             return _framework_plans(streams, tokens)
         made = []
         for plan in load.plans(streams, tokens):
