@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -17,6 +17,8 @@ from dyn_chaos.processes import free_port
 from dyn_testkit import history
 from dyn_testkit.history import Record
 from dyn_testkit.users import Wish, miles, slime, slime_agent
+
+W = TypeVar("W")
 
 NATIVE = ("--attention-backend", "torch_native")
 
@@ -77,6 +79,11 @@ class Place:
     """Where the proxy finds a worker."""
 
     url: str
+
+
+async def busiest(relay: str, reached: Mapping[str, W]) -> W:
+    """Of workers by their addresses, the one with the most requests, as the proxy counts them."""
+    return reached[(await audit.busiest(relay, [Place(url) for url in reached])).url]
 
 
 @dataclass
@@ -152,8 +159,7 @@ class Lab:
 
     async def busiest(self, relay: Server, workers: Sequence[StockServer]) -> StockServer:
         """The one with the most requests, as the proxy counts them."""
-        reached = {self.address(worker): worker for worker in workers}
-        return reached[(await audit.busiest(relay.url, [Place(url) for url in reached])).url]
+        return await busiest(relay.url, {self.address(worker): worker for worker in workers})
 
     def trace(self, case: str) -> Path:
         """The trace that the case's proxy wrote."""

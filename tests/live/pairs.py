@@ -20,10 +20,10 @@ import click
 import httpx
 import trio
 from judging import judge, keep, strike_during
-from lab import FLAVOURS, Lab
+from lab import FLAVOURS, Lab, busiest
 
 from dyn_chaos import engines, load, report
-from dyn_chaos.audit import busiest, listed
+from dyn_chaos.audit import listed
 from dyn_chaos.engines import Server, StockServer
 from dyn_chaos.load import Plan
 from dyn_chaos.processes import free_port
@@ -62,6 +62,11 @@ class Engine:
         assert self.server is not None
         return self.server
 
+    @property
+    def address(self) -> str:
+        """How the proxy reaches it."""
+        return self.lab.address(self.running)
+
     async def start(self) -> None:
         stock = self.lab.stock
         flags = (*stock.flags, "--disaggregation-mode", self.role, "--disaggregation-transfer-backend", "mooncake_tcp")
@@ -92,8 +97,8 @@ class Pairs:
         return [*self.prefills, *self.decodes]
 
     async def relay(self, nursery: trio.Nursery, part: str, flags: Sequence[str] = ()) -> Server:
-        named = [each for one in self.prefills for each in ("--prefill", one.url, str(one.bootstrap))]
-        named += [each for one in self.decodes for each in ("--decode", one.url)]
+        named = [each for one in self.prefills for each in ("--prefill", one.address, str(one.bootstrap))]
+        named += [each for one in self.decodes for each in ("--decode", one.address)]
         name = f"relay-pairs-{part}-{self.lab.flavour}"
         return await engines.relay(nursery, [], self.lab.logs, ["--pd-disaggregation", *named, *flags], name)
 
@@ -267,7 +272,8 @@ async def struck(
         async def strike_the_busiest() -> None:
             if not at:
                 await trio.sleep(WHILE_COMPUTING)
-            victims.append(await busiest(relay.url, w.prefills if role == "prefill" else w.decodes))
+            engines = w.prefills if role == "prefill" else w.decodes
+            victims.append(await busiest(relay.url, {engine.address: engine for engine in engines}))
             await strike(relay, victims[0])
 
         streams = sum(bool(plan.body.get("stream")) for plan in plans)
@@ -279,28 +285,27 @@ async def struck(
     return victims[0] if victims else None
 
 
-async def killed(w: Pairs, outcome: Outcome, **how: Any) -> Engine | None:
-    """SIGKILL of everything; the others are free soon, and it comes back. Who it was."""
+async def killed(w: Pairs, outcome: Outcome, **how: Any) -> str:
+    """SIGKILL of everything; the others are free soon, and it comes back. Where it was; "" if nothing was struck."""
 
     async def kill(relay: Server, engine: Engine) -> None:
         engine.running.kill()
 
     victim = await struck(w, outcome, strike=kill, **how)
     if victim is None:
-        return None
+        return ""
+    at = victim.address
     await victim.stop()
     await victim.start()
     busy = await w.free(15)
     outcome.expect(not busy, "slots", f"{busy} is not free after the death")
-    return victim
+    return at
 
 
 async def killed_late(w: Pairs, outcome: Outcome, part: str) -> None:
     """A prefill engine is killed: what it has handed over goes on where it is. On a busy machine some is not yet."""
-    victim = await killed(w, outcome, part=part, role="prefill", at=32, moves=None)
-    if victim is None:
-        return
-    rows = [row for row in rows_of(w, part) if row["attempts"][0]["prefill_url"] == victim.url]
+    at = await killed(w, outcome, part=part, role="prefill", at=32, moves=None)
+    rows = [row for row in rows_of(w, part) if row["attempts"][0]["prefill_url"] == at]
     over = [row for row in rows if row["attempts"][0]["first_token"] is not None]
     moved = [row for row in over if len(row["attempts"]) > 1]
     outcome.facts["handed over"] = f"{len(over)} of {len(rows)}"
@@ -327,7 +332,7 @@ async def drained(w: Pairs, outcome: Outcome, **how: Any) -> None:
 
     async def drain(relay: Server, engine: Engine) -> None:
         async with load.client() as http:
-            [worker] = [one for one in await listed(http, relay.url) if one["url"].rstrip("/") == engine.url]
+            [worker] = [one for one in await listed(http, relay.url) if one["url"].rstrip("/") == engine.address]
             (await http.post(f"{relay.url}/workers/{worker['id']}/drain", params={"after": "0"})).raise_for_status()
 
     await struck(w, outcome, strike=drain, **how)
