@@ -32,6 +32,10 @@ SHAPES: dict[str, tuple[WorkerOptions, dict[str, Any]]] = {
     "logprobs of text": (TEXTS, {**TEXT, **LOGPROBS, "sampling_params": SAMPLING}),
     "prompt ids": (TEXTS, {**TEXT, "return_prompt_token_ids": True, "sampling_params": SAMPLING}),
     "deltas": (WorkerOptions(dialect="incremental"), {**IDS, **LOGPROBS, "sampling_params": SAMPLING}),
+    "deltas, each told": (
+        WorkerOptions(dialect="incremental"),
+        {**IDS, **LOGPROBS, "sampling_params": {**SAMPLING, "stream_interval": 1}},
+    ),
     "deltas of text": (
         WorkerOptions(dialect="incremental", skip_tokenizer_init=False),
         {**TEXT, **LOGPROBS, "sampling_params": SAMPLING},

@@ -91,8 +91,8 @@ class Generation:
 
     async def _stream(self) -> None:
         interval = self._asked.interval
-        if interval > 1 and (await self._facts()).incremental:
-            interval = 0  # what one event leaves out no later one would tell
+        # What an event of deltas leaves out no later one tells.
+        sparse = interval > 1 and not (await self._facts()).incremental
         over = False
         async with self._call() as call:
             async for message in call:
@@ -100,7 +100,7 @@ class Generation:
                 if not message.meta_info:
                     continue  # SGLang 0.5.23 ends a stream with it that has had no finish
                 self._last, over = message, finished(message)
-                if not over and self._told and len(message.output_ids) < self._told + interval:
+                if sparse and not over and self._told and len(message.output_ids) < self._told + interval:
                     continue
                 self._told = len(message.output_ids)
                 await self._event(b"data: " + self._render(message) + b"\n\n")
