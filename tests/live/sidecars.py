@@ -17,6 +17,9 @@ from dyn_testkit.checkers import Finding
 #: The last one ends an engine.
 CAMPAIGNS = ("kill-sidecar", "stall-sidecar", "stall-engine", "kill-engine")
 STREAMS, TOKENS, BEGUN = 16, 256, 8
+#: Engines that share two cores are slower than mock workers, and a stall outlasts the proxy's patience.
+PATIENCE = "--stall-timeout-secs 8 --first-token-timeout-secs 30 --health-check-timeout-secs 4"
+STALL = ("--relay-flag", PATIENCE, "--duration", "20s")
 
 
 async def sidecars(lab: Lab, outcome: Outcome) -> None:
@@ -26,6 +29,7 @@ async def sidecars(lab: Lab, outcome: Outcome) -> None:
         out = lab.logs / f"{name}-{lab.flavour}"
         argv = [script("dyn-chaos"), name, "--streams", str(STREAMS), "--tokens", str(TOKENS)]
         argv += ["--after-streams", str(BEGUN), "--out", str(out)]
+        argv += STALL if name.startswith("stall") else ()
         for engine in engines:
             argv += ["--attach", engine.url, "--pid", str(engine.child.pid)]
         done = await trio.run_process(argv, check=False, capture_stdout=True, stderr=subprocess.STDOUT)

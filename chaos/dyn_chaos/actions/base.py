@@ -13,6 +13,8 @@ from dyn_chaos.fleet import Engine
 #: Seconds in which a fault must be there once it was invoked; the proxy must see that it is over in the longer time.
 SEEN = 5.0
 OVER = 60.0
+#: Seconds that an engine may take to say that it is well: SGLang (0.5.23) generates a token, and looks once a second.
+WELL = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ async def undo(action: Action, scene: Scene, engine: Engine, within: float = OVE
     """Undo it and look whether all is well: it is not seen any more, and the proxy uses the worker. "" if not."""
 
     async def well() -> str:
-        if await audit.health(engine.url) != "200" or not await scene.serving(engine):
+        if await audit.health(engine.url, WELL) != "200" or not await scene.serving(engine):
             return ""
         return "" if await action.seen(scene, engine) else "its /health is 200, and the proxy uses it"
 
