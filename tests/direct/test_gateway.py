@@ -207,6 +207,23 @@ async def test_a_pause_is_seen_and_is_no_illness(autojump_clock):
         assert (await w.ask("/ready")).status == 200
 
 
+@pytest.mark.parametrize("mode", ["never", "", 3, ["abort"]])
+async def test_a_pause_that_would_end_the_engine_is_refused(autojump_clock, mode):
+    """It says OK to any mode, and dies of another than these (SGLang 0.5.23)."""
+    async with world() as w:
+        answer = await w.ask("/pause_generation", {"mode": mode})
+        assert (answer.status, b"mode" in answer.body) == (400, True)
+        assert not any("Pause" in str(each) for each in w.worker.requests)
+
+
+async def test_a_flush_of_a_busy_engine(autojump_clock):
+    async with world(WorkerOptions(tick=1.0)) as w, background() as nursery:
+        nursery.start_soon(w.ask, "/generate", IDS | {"sampling_params": {"max_new_tokens": 50}})
+        await trio.sleep(3)
+        over, beside = await w.ask("/flush_cache", {}), await w.worker.ask({}, "/flush_cache")
+        assert (over.status, over.body) == (beside.status, beside.body) == (400, b"Flush cache failed.\n")
+
+
 SAME = [
     ("/model_info", None, ("preferred_sampling_params", "has_image_understanding", "has_audio_understanding")),
     ("/tokenize", {"prompt": "a bc"}, ()),
@@ -215,6 +232,7 @@ SAME = [
     ("/detokenize", {"tokens": [[104], [], [104]], "skip_special_tokens": True}, ()),
     ("/pause_generation", {"mode": "retract"}, ()),
     ("/start_profile", {}, ()),
+    ("/flush_cache", {}, ()),
     ("/update_weights_from_disk", {"model_path": "other", "abort_all_requests": False}, ("num_paused_requests",)),
     ("/abort_request", {"rid": "nobody"}, ()),
     ("/abort_request", {"abort_all": True}, ()),

@@ -154,13 +154,15 @@ class Control:
         return Reply(200)
 
     async def flush(self) -> Reply:
-        """200, or 400 while it has requests."""
+        """200, or 400 while it has requests; the message is the same in both cases (SGLang 0.5.23)."""
         said = await self._call(methods.FLUSH_CACHE, pb.FlushCacheRequest())
-        return Reply(200 if said.success else 400, said.message.encode() + b"\n")
+        return Reply(200, _FLUSHED) if said.success else Reply(400, _BUSY)
 
     async def pause(self) -> Reply:
         """With a mode."""
         mode = string("mode", self._body("mode").get("mode", "abort"))
+        if mode not in _MODES:
+            raise CannotCarry("mode", f"{mode!r} is none of {', '.join(_MODES)}")
         await self._call(methods.PAUSE_GENERATION, pb.PauseGenerationRequest(mode=mode))
         return Reply.of({"message": "Generation paused successfully.", "status": "ok"})
 
@@ -194,6 +196,13 @@ class Control:
         return Reply.of({"success": said.success, "message": said.message}, 200 if said.success else 400)
 
 
+#: Of a pause. Another one ends the engine (SGLang 0.5.23): its HTTP server refuses it, its gRPC server does not look.
+_MODES = ("abort", "retract", "in_place")
+_FLUSHED = (
+    b"Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the "
+    b"operation will not be performed.)\n"
+)
+_BUSY = b"Flush cache failed.\n"
 #: Values of `/update_weights_from_disk` that ask for nothing.
 _WEIGHTS: dict[str, tuple[object, ...]] = {
     "abort_all_requests": (False,),
