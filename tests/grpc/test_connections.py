@@ -219,6 +219,7 @@ async def test_a_kept_connection_that_has_gone_is_not_used(how: str, autojump_cl
         else:
             await hand.goaway(1)
         # At once: its task had no turn yet to see the end.
+        assert w.channels._with_place() is None
         outcome = w.start()
         other = await w.accept()
         await other.answer(await other.request(), 2)

@@ -114,12 +114,11 @@ class Stream:
         self.end(failure)
 
     def end(self, failure: CallFailed | None) -> None:
-        """Nothing more will come. The first end counts."""
-        if not self.ended:
-            self.ended = True
-            self.failure = failure
-            if self._news is not None:
-                self._news.set()
+        """Nothing more will come."""
+        self.ended = True
+        self.failure = failure
+        if self._news is not None:
+            self._news.set()
 
     def _refill(self, held: int) -> None:
         """Give the window back, but for `held` bytes; in large parts, so that few frames say so."""
