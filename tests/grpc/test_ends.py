@@ -53,8 +53,9 @@ async def test_what_a_goaway_spares_goes_on(code: ErrorCodes, autojump_clock: Mo
         await hand.end(1)
         await spared.wait()
         assert (spared.numbers, spared.failure) == ([1, 100], None)
-        # Its last stream has ended: it is closed.
+        # Its last stream has ended: it is closed, at once.
         await hand.closed()
+        assert trio.current_time() == 0
         assert len(w.network.dials) == 2
 
 
