@@ -26,6 +26,7 @@ from dyn_relay.control.totals import Pages
 from dyn_relay.direct.gateways import Gateways
 from dyn_relay.fleet.discovery import catalog as discovery
 from dyn_relay.fleet.discovery.discovery import Discovery
+from dyn_relay.fleet.discovery.leased import Leased
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.worker import State
 from dyn_relay.http11.client import Pool
@@ -102,7 +103,8 @@ class App:
         self._permits = Turnstile(self._retry_limit)
         self.metrics.watch_fleet(self._samples)
         self.metrics.watch_policies({role.value: policy for role, policy in self.fleet.policies.items()})
-        self.discovery = Discovery(self.fleet, discovery.sources(config))
+        self._leased = Leased()
+        self.discovery = Discovery(self.fleet, [*discovery.sources(config), self._leased])
         self.metrics.watch_discovery(self.discovery.samples)
         self.live = LiveRequests(names, alone=config.processes == 1)
         self._queue = Queue(config, self.metrics)
@@ -124,12 +126,12 @@ class App:
                 async with trio.open_nursery() as chores:
                     relay = Relay(self._context(trace, chores))
                     departures = Departures(self.fleet, self.live, self._permits, Chores(background))
-                    parts = self.fleet, self.discovery, relay, self.metrics, self.draining, departures
+                    parts = self.fleet, self.discovery, self._leased, relay, self.metrics, self.draining, departures
                     door = Door(config, Endpoints(*parts, self._pages, siblings), relay, siblings)
                     if siblings is not None:
                         background.start_soon(_answer_siblings, await siblings.listen(), door)
                         if siblings.replacement and (told := await siblings.told()) is not None:
-                            learn(told, self.fleet, self.discovery)
+                            learn(told, self.fleet, self.discovery, self._leased)
                     await background.start(self.discovery.run)
                     if config.pd_disaggregation and not (siblings is not None and siblings.replacement):
                         await self._check_roles()

@@ -53,7 +53,8 @@ def spread(args: list[str]) -> list[str]:
     return spelled[:-1]
 
 
-def _flag(option: Option) -> click.Option:
+def flag_of(option: Option) -> click.Option:
+    """The flag of a row."""
     default = option.show(option.default)
     text = option.help + (f"  [{'|'.join(option.choices)}]" if option.choices else "")
     text += f"  [{option.env}{f'; default: {default}' if default else ''}]"
@@ -63,21 +64,22 @@ def _flag(option: Option) -> click.Option:
     return click.Option([option.flag], multiple=option.many, default=None, metavar=metavar, help=text)
 
 
-def _given(flags: Mapping[str, object]) -> dict[str, object]:
+def given(flags: Mapping[str, object]) -> dict[str, object]:
+    """Those that were."""
     return {name: value for name, value in flags.items() if value not in (None, ())}
 
 
 def _with_options(run: Callable[[Loaded], None], name: str, text: str) -> click.Command:
     def callback(config: str | None, **flags: object) -> None:
         try:
-            loaded = load(_given(flags), os.environ, config)
+            loaded = load(given(flags), os.environ, config)
         except ConfigError as exc:
             raise click.UsageError(str(exc)) from None
         _try_format(loaded)
         run(loaded)
 
     file = click.Option(["--config"], metavar="FILE", default=None, help=f"A TOML file.  [{CONFIG_ENV}]")
-    return _OptionsCommand(name, callback=callback, params=[*map(_flag, OPTIONS), file], help=text)
+    return _OptionsCommand(name, callback=callback, params=[*map(flag_of, OPTIONS), file], help=text)
 
 
 def _try_format(loaded: Loaded) -> None:
@@ -130,7 +132,7 @@ def _explain(body: str, worker: str | None, after: int, as_json: bool, config: s
 
     path = Path("/dev/stdin" if body == "-" else body)
     try:
-        found = run(path, worker, after, load(_given(flags), os.environ, config).config)
+        found = run(path, worker, after, load(given(flags), os.environ, config).config)
     except OSError as exc:
         raise click.UsageError(f"body: cannot read {body}: {exc.strerror}") from None
     except ValueError as exc:  # ConfigError is one
@@ -160,7 +162,7 @@ main.add_command(
                 ["--after"], metavar="K", type=int, default=1, show_default=True, help="Tokens until the cut."
             ),
             click.Option(["--json", "as_json"], is_flag=True, help="Print a JSON object."),
-            *(_flag(option) for option in OPTIONS if option.name in _JUDGING),
+            *(flag_of(option) for option in OPTIONS if option.name in _JUDGING),
             click.Option(["--config"], metavar="FILE", help=f"A TOML file of the proxy's options.  [{CONFIG_ENV}]"),
         ],
     )

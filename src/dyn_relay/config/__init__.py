@@ -4,8 +4,8 @@ The table is the `Config` class itself (`table.py`): each field carries its sect
 the environment's names, the file's keys and `docs/configuration.md` (`python -m dyn_relay.config`) are derived from it.
 """
 
-from dyn_relay.config.load import CONFIG_ENV, Loaded, load
-from dyn_relay.config.option import ConfigError, Option
+from dyn_relay.config.load import CONFIG_ENV, Loaded, load, merge
+from dyn_relay.config.option import ConfigError, Option, option, options_of
 from dyn_relay.config.table import OPTIONS, Config, LogLevel, OnAbort, Policy, sections
 
 __all__ = [
@@ -19,5 +19,8 @@ __all__ = [
     "Option",
     "Policy",
     "load",
+    "merge",
+    "option",
+    "options_of",
     "sections",
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
-from dyn_relay.config.option import ConfigError
+from dyn_relay.config.option import ConfigError, Option
 from dyn_relay.config.table import OPTIONS, Config
 
 CONFIG_ENV = "DYN_CONFIG"
@@ -30,10 +31,24 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], file: str | No
     that is no option.
     """
     path = file or environ.get(CONFIG_ENV)
-    stored = _read_file(path) if path else {}
+    values, origins = merge(OPTIONS, flags, environ, _read_file(path) if path else {}, str(path))
+    return Loaded(Config(**cast("dict[str, Any]", values)), origins)
+
+
+def merge(
+    options: Sequence[Option],
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    stored: Mapping[str, object] = MappingProxyType({}),
+    path: str = "",
+) -> tuple[dict[str, object], dict[str, str]]:
+    """The values that are given, by option, and where each option's value comes from; `stored` is the file `path`'s.
+
+    Raises `ConfigError`.
+    """
     values: dict[str, object] = {}
     origins: dict[str, str] = {}
-    for option in OPTIONS:
+    for option in options:
         source, raw = "default", None
         if flags.get(option.name) is not None:
             source, raw = option.flag, flags[option.name]
@@ -42,13 +57,13 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], file: str | No
                 raise ConfigError(f"{option.name}: {' and '.join(given)} differ; {option.env} is enough")
             source, raw = next(iter(given.items()))
         elif option.name in stored:
-            source, raw = str(path), stored[option.name]
+            source, raw = path, stored[option.name]
         if source == option.flag and not option.choices and raw in ("", ("",)):
             raise ConfigError(f"{option.name}: must not be empty (from {source}); leave the flag out instead")
         origins[option.name] = source
         if source != "default":
             values[option.name] = option.read(raw, source)
-    return Loaded(Config(**cast("dict[str, Any]", values)), origins)
+    return values, origins
 
 
 def _read_file(path: str) -> dict[str, object]:

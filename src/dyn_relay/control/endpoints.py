@@ -18,10 +18,13 @@ from dyn_relay.control.siblings import PAUSED, RELEARN, Siblings, missing
 from dyn_relay.control.told import tell
 from dyn_relay.control.totals import Pages
 from dyn_relay.fleet.discovery.discovery import Discovery
+from dyn_relay.fleet.discovery.leased import Leased
 from dyn_relay.fleet.registry import Fleet
+from dyn_relay.fleet.stage import Named
 from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Role, State, Worker
 from dyn_relay.formats.base import Answer
+from dyn_relay.http11.errors import error_body
 from dyn_relay.http11.origin import Origin
 from dyn_relay.http11.server import Drain, Request
 from dyn_relay.observe.metrics import CONTENT_TYPE, Metrics
@@ -32,6 +35,8 @@ from dyn_relay.relay.service import Relay
 
 #: Whose page of metrics it is.
 PROCESS_HEADER = b"x-dyn-relay-process"
+#: Seconds.
+LONGEST_LEASE = 3600.0
 _SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)s?")
 
 
@@ -45,6 +50,7 @@ class Endpoints:
 
     fleet: Fleet
     discovery: Discovery
+    leased: Leased
     relay: Relay
     metrics: Metrics
     draining: Drain
@@ -90,8 +96,41 @@ class Endpoints:
         return Answer.of(200, _describe(worker)) if worker else _unknown(name)
 
     def add_worker(self, request: Request, name: str) -> Answer:
-        """`{"url": ...}` in the body or `?url=`: 202 with the worker, the same one if it is known."""
+        """`{"url": ...}` in the body or `?url=`: 202 with the worker, the same one if it is known.
+
+        With `lease_secs` it names itself: see `_lease`.
+        """
+        if _said(request, "lease_secs") is not None:
+            return self._lease(request)
         return Answer.of(202, _describe(self._named(request)))
+
+    def _lease(self, request: Request) -> Answer:
+        """`{"url", "lease_secs"}`: it is in the fleet for so many seconds, unless it says so again.
+
+        0: no longer; what still runs there after `after` seconds, if that is given, goes on elsewhere. 404 if it had no
+        lease. 409: somebody has let it leave, and it stays away for as long as it renews.
+        """
+        seconds, after = _seconds(request, "lease_secs", LONGEST_LEASE), _seconds(request, "after", math.inf)
+        assert seconds is not None
+        _nothing_but(request, ("url", *_PART, *_LEASE), (*_URLS, *_PART, *_LEASE), "no worker has such a thing")
+        origin = _origin(url := _url(request))
+        if not seconds:
+            worker = self.fleet.get(url)
+            if not self.leased.end(origin) or worker is None:
+                return _unknown(url)
+            if after is not None and self.fleet.leaving(worker):
+                self.departures.begin(worker, after)
+            return Answer.of(202, _describe(worker))
+        role, port = _part(request)
+        try:
+            self.leased.renew(Named(origin, role, port), seconds)
+        except ValueError as exc:
+            raise BadInput(f"worker_type: {exc}") from None
+        worker = self.fleet.get(url)
+        if worker is None or self.leased.name not in worker.named_by:
+            words = f"{url} was told to leave: add it again, or let its lease end first"
+            return Answer(409, error_body(409, words))
+        return Answer.of(202, _describe(worker))
 
     def put_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}`, its own: 202, and it is taken back if it was leaving. Nothing else of it can be set."""
@@ -106,10 +145,7 @@ class Endpoints:
 
     def _named(self, request: Request) -> Worker:
         """The worker that a request names, in the fleet from now on. Raises `BadInput`."""
-        try:
-            Origin.parse(url := _only_url(request))
-        except ValueError as exc:
-            raise BadInput(f"url: {exc}") from None
+        _origin(url := _only_url(request))
         role, port = _part(request)
         try:
             return self.fleet.add(url, role=role, bootstrap_port=port)
@@ -232,7 +268,7 @@ class Endpoints:
 
     def tell(self, request: Request, name: str) -> Answer:
         """What one that takes another's place must know, see `told.py`."""
-        return Answer.of(200, tell(self.fleet, self.discovery))
+        return Answer.of(200, tell(self.fleet, self.discovery, self.leased))
 
     def hold(self, request: Request, name: str) -> Answer:
         """No attempt is to begin; the workers know."""
@@ -331,6 +367,14 @@ def _url(request: Request) -> str:
     return str(named[0])
 
 
+def _origin(url: str) -> Origin:
+    """Raises `BadInput`."""
+    try:
+        return Origin.parse(url)
+    except ValueError as exc:
+        raise BadInput(f"url: {exc}") from None
+
+
 def _only_url(request: Request) -> str:
     """The same, of a request that may set nothing else but its part, see `_part`."""
     _nothing_but(request, ("url", *_PART), (*_URLS, *_PART), "nothing of a worker can be set but its url and its part")
@@ -346,6 +390,8 @@ def _nothing_but(request: Request, query: Sequence[str], body: Sequence[str], wh
 
 #: Under the names that SMG has for them.
 _PART = ("worker_type", "bootstrap_port")
+#: Of a worker that names itself.
+_LEASE = ("lease_secs", "after")
 
 
 def _part(request: Request) -> tuple[Role | None, int | None]:
@@ -359,6 +405,15 @@ def _part(request: Request) -> tuple[Role | None, int | None]:
     if port is not None and not (type(port) is int and 0 < port < 65536):
         raise BadInput("bootstrap_port: must be a port")
     return (None if kind is None else Role(kind)), port
+
+
+def _seconds(request: Request, name: str, most: float) -> float | None:
+    """A number of seconds in the query or the body, if it is there. Raises `BadInput`."""
+    value = _said(request, name)
+    if value is not None and not (type(value) in (int, float) and 0 <= value <= most):
+        limit = f" of at most {most:g}" if most < math.inf else ""
+        raise BadInput(f"{name}: must be a number of seconds{limit}")
+    return None if value is None else float(value)
 
 
 def _said(request: Request, name: str) -> Any:

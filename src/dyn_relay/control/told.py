@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dyn_relay.fleet.discovery.discovery import Discovery
+from dyn_relay.fleet.discovery.leased import Leased, Leases
 from dyn_relay.fleet.naming import Naming, last_named
 from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.rejoin import Standing
@@ -39,16 +40,17 @@ class Told(msgspec.Struct):
     left: list[Past]
     #: Whom each source of discovery names, as it was last heard: only its changes act.
     named: dict[str, list[str]]
+    leases: Leases
     #: No attempt is to begin.
     paused: bool
 
 
-def tell(fleet: Fleet, discovery: Discovery) -> Told:
+def tell(fleet: Fleet, discovery: Discovery, leased: Leased) -> Told:
     """This process's."""
     members = [_member(worker) for worker in fleet.workers if worker.wanted]
     leaving = [last_named(worker) for worker in fleet.workers if not worker.wanted]
     left = [Past(str(one.origin), one.role, one.bootstrap_port) for one in (*fleet.namings.left, *leaving)]
-    return Told(members, left, discovery.named(), fleet.paused)
+    return Told(members, left, discovery.named(), leased.tell(), fleet.paused)
 
 
 def _member(worker: Worker) -> Member:
@@ -65,7 +67,7 @@ def _member(worker: Worker) -> Member:
     )
 
 
-def learn(told: Told, fleet: Fleet, discovery: Discovery) -> None:
+def learn(told: Told, fleet: Fleet, discovery: Discovery, leased: Leased) -> None:
     """Begin where another process is."""
     for one in told.left:
         fleet.namings.remember(Naming(Origin.parse(one.url), one.role, one.bootstrap_port))
@@ -74,4 +76,5 @@ def learn(told: Told, fleet: Fleet, discovery: Discovery) -> None:
         worker.named_by = set(member.named_by)
         worker.standing, worker.epoch, worker.welcome = member.standing, member.epoch, member.welcome
     discovery.recall(told.named)
+    leased.recall(told.leases)
     fleet.pause(told.paused)

@@ -43,7 +43,7 @@ class Keeper:
         if not worker.apply(signal, cause, self._clock()):
             return False
         if worker.state is State.DEAD:
-            self._away(worker)
+            self.away(worker)
         self._moved(worker, before)
         return True
 
@@ -97,12 +97,13 @@ class Keeper:
     def restarted(self, worker: Worker, cause: str) -> None:
         """It is a new process, which starts with a clean slate."""
         if worker.state is not State.STARTING:
-            self._away(worker)
+            self.away(worker)
         worker.breaker.clear()
         worker.good_probes, worker.learnt, worker.epoch = 0, False, None
         self.move(worker, Signal.RESTARTED, cause)
 
-    def _away(self, worker: Worker) -> None:
+    def away(self, worker: Worker) -> None:
+        """It was: what it has now is judged, if anything is (`rejoin.py`)."""
         if self._gated:
             worker.standing = Standing.AWAY
         self._renewed(worker)

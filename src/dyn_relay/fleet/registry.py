@@ -134,19 +134,31 @@ class Fleet:
         except ValueError:
             return False
 
-    def add(self, url: str, by: str = HAND, role: Role | None = None, bootstrap_port: int | None = None) -> Worker:
+    def add(
+        self,
+        url: str,
+        by: str = HAND,
+        role: Role | None = None,
+        bootstrap_port: int | None = None,
+        *,
+        back: bool = False,
+    ) -> Worker:
         """Let a worker join; the one that is there if the URL is known. Raises `ValueError` for a bad URL.
 
         `by`: who names it. It stays as long as anybody does. One that an operator names is let in, see `admit`. `role`:
         what it is for; None: what it was named for before, or the only thing that workers are for here. One that is
         leaving, and is named for another role, joins anew for that once its last attempt has ended. Raises `ValueError`
-        for a role without a use, and for another one than that of a worker that stays.
+        for a role without a use, and for another one than that of a worker that stays. `back`: it was away, and is
+        judged as one that was.
         """
         origin = Origin.parse(url)
         worker = self.get(url)
         named = self.namings.settle(origin, worker, role, bootstrap_port)
         if worker is None:
-            return self._join(named, {by})
+            worker = self._join(named, {by})
+            if back:
+                self._keeper.away(worker)
+            return worker
         worker.named_by.add(by)
         if named.role is not worker.role:
             log.info("worker is named anew", worker=worker.id, url=worker.url, role=named.role, was=worker.role)
@@ -370,7 +382,8 @@ class Fleet:
         number, now = self._joined, self._clock()
         worker = Worker(self._name(named.origin), number, named.origin, now, breaker=breaker, named_by=by)
         worker.role, worker.bootstrap_port = named.role, named.bootstrap_port
-        worker.stands_in = self.config.decode_fallback and worker.role is Role.DECODE
+        if self.config.decode_fallback and worker.role is Role.DECODE:
+            worker.may_be = frozenset({Role.REGULAR})
         self._workers[worker.id] = worker
         watch = self._watches[worker.id] = Watch(worker, self._examiner, self._clock, self._keeper)
         log.info("worker joined", worker=worker.id, url=worker.url)

@@ -37,6 +37,8 @@ class Named(NamedTuple):
     role: Role | None = None
     #: Of a prefill worker, where it does not say so itself.
     bootstrap_port: int | None = None
+    #: It was there before, and may be another process now, with other weights.
+    back: bool = False
 
 
 def configured(config: Config) -> list[Named]:

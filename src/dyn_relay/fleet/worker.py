@@ -158,8 +158,8 @@ class Worker:
     state: State = State.STARTING
     #: What it was named for.
     role: Role = Role.REGULAR
-    #: It was named for decode, and may do all of a request if it says that it is there for that.
-    stands_in: bool = False
+    #: What else it may be for if it says so itself.
+    may_be: frozenset[Role] = frozenset()
     #: Where a prefill worker hands caches over, if it is not the port that the worker itself knows.
     bootstrap_port: int | None = None
     #: Why it is in this state, for people.
@@ -230,7 +230,7 @@ class Worker:
     @property
     def part(self) -> Role:
         """What it is here for."""
-        return Role.REGULAR if self.stands_in and self.traits.role == Role.REGULAR else self.role
+        return next((role for role in self.may_be if role == self.traits.role), self.role)
 
     @property
     def misplaced(self) -> bool:

@@ -1,0 +1,53 @@
+"""A sidecar as a process: real sockets, signals, an exit code."""
+
+from __future__ import annotations
+
+import signal
+
+import structlog
+import trio
+
+from dyn_relay.app import Orders, SignalOrders, location
+from dyn_relay.observe import log as logs
+from dyn_relay.sidecar.settings import Settings
+from dyn_relay.sidecar.sidecar import Sidecar
+from dyn_relay.sockets import open_network
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger("sidecar")
+
+
+async def run(settings: Settings) -> int:
+    """Until told to stop by SIGTERM or SIGINT. 0 if all live requests have ended in peace."""
+    logs.setup(settings.log_level, settings.log_json)
+    async with open_network() as network:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            try:
+                sidecar = Sidecar(settings, network)
+                await sidecar.find_port()
+            except (OSError, UnicodeError) as exc:  # the latter: a host name that cannot be encoded
+                log.error("cannot start", option=f"listen {settings.listen}", error=str(exc))
+                return 1
+            return await _run_until_told(sidecar, SignalOrders(signals))
+
+
+async def _run_until_told(sidecar: Sidecar, orders: Orders) -> int:
+    async with trio.open_nursery() as nursery:
+
+        async def obey() -> None:
+            await orders.drain()
+            sidecar.drain()
+            with trio.move_on_after(sidecar.settings.shutdown_grace_period_secs):
+                await orders.end()
+            log.warning("ending live requests", live=sidecar.reservations.held)
+            nursery.cancel_scope.cancel()
+
+        async def announce() -> None:
+            await sidecar.open.wait()
+            logs.say(f"listening on {location(sidecar.settings.address[0], sidecar.port)}")
+
+        nursery.start_soon(obey)
+        nursery.start_soon(announce)
+        await sidecar.run()
+        nursery.cancel_scope.cancel()
+        return 0
+    return 1
