@@ -56,6 +56,8 @@ class Registration:
         self._word: Here | Away | None = None
         #: It may have the engine in its list.
         self._held = False
+        #: When its lease there is over, if it is not renewed.
+        self.ends = -math.inf
         self._heard = trio.Event()
         self._sending = trio.CancelScope()
 
@@ -84,7 +86,8 @@ class Registration:
         if isinstance(word, Away) and not self._held:
             self._heard.set()
             return math.inf
-        self._held = True
+        if isinstance(word, Here):
+            self.ends = trio.current_time() + min(PATIENCE, self._lease) + self._lease
         taken = await self._post(_body(word, self._lease))
         if not taken:
             return min(AGAIN, self._lease / RENEWALS)
@@ -96,7 +99,8 @@ class Registration:
 
     async def _post(self, body: Mapping[str, Any]) -> bool:
         """Was it taken?"""
-        data = msgspec.json.encode(body)
+        data, held = msgspec.json.encode(body), self._held
+        self._held = True  # from the first byte on
         try:
             answer = await fetch(
                 self._pool,
@@ -110,7 +114,10 @@ class Registration:
             )
         except trio.TooSlowError:
             return self._note(False, "it does not answer")
-        except (ConnectFailed, ConnectionBroken, BadResponse) as exc:
+        except ConnectFailed as exc:
+            self._held = held
+            return self._note(False, str(exc))
+        except (ConnectionBroken, BadResponse) as exc:
             return self._note(False, str(exc))
         given_back = not body["lease_secs"]
         if answer.status == 202:

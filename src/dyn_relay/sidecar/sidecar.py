@@ -117,21 +117,27 @@ class Sidecar:
         role = self.settings.worker_type or self.engine.traits.role
         log.info("the engine is there", url=self.url, **_told(asdict(self.engine.traits)))
         closing = trio.Event()
-        async with trio.open_nursery() as life:
-            life.start_soon(self._end_with_engine, closing, life.cancel_scope)
-            life.start_soon(self._end_when_told, closing)
-            for one in self.registrations:
-                one.tell(Here(self.url, role))
-            self.open.set()
-            await serve(listener, self._door, self._limits(), draining=closing, on_error=_report)
-            life.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as life:
+                life.start_soon(self._end_with_engine, closing, life.cancel_scope)
+                life.start_soon(self._end_when_told, closing)
+                for one in self.registrations:
+                    one.tell(Here(self.url, role))
+                self.open.set()
+                await serve(listener, self._door, self._limits(), draining=closing, on_error=_report)
+                life.cancel_scope.cancel()
+        finally:
+            listener.close()
 
     async def _listen(self) -> Listener:
+        told = False
         while True:
             try:
                 return await self._network.listen(self.settings.address[0], self.port)
             except OSError as exc:
-                log.error("the port is taken", port=self.port, error=str(exc))
+                if not told:
+                    log.error("cannot listen any more; it is tried again", port=self.port, error=str(exc))
+                told = True
                 await trio.sleep(PORT_AGAIN)
 
     async def _end_with_engine(self, closing: trio.Event, life: trio.CancelScope) -> None:
@@ -156,8 +162,8 @@ class Sidecar:
 
     async def _withdrawn(self) -> None:
         """Return once all proxies have taken it, or have dropped the lease by themselves."""
-        with trio.move_on_after(self.settings.lease_secs):
-            for one in self.registrations:
+        for one in self.registrations:
+            with trio.move_on_at(one.ends):
                 await one.heard()
 
     def _limits(self) -> Limits:
