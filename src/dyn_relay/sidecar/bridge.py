@@ -14,6 +14,7 @@ import structlog
 import trio
 
 from dyn_relay.http11.client import BadResponse, Origin, Pool, ResponseReader, Upstream, request_parts
+from dyn_relay.http11.errors import error_body
 from dyn_relay.http11.headers import end_to_end
 from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.net import ConnectFailed, ConnectionBroken, Ended, Network
@@ -45,6 +46,9 @@ class Bridge:
             await self._converse(connection, request, upstream)
         except BadResponse as exc:
             log.warning("an answer makes no sense", path=request.path, error=str(exc))
+            if not connection.started:
+                body = error_body(502, f"the engine's answer makes no sense: {exc}")
+                await connection.respond(502, [(b"content-type", b"application/json")], body)
         finally:
             upstream.discard()
             if not connection.complete:
