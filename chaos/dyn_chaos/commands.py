@@ -20,7 +20,7 @@ from dyn_chaos.actions.signals import DEADLY, members
 from dyn_chaos.campaigns.base import Campaign, Choices, Load, When
 from dyn_chaos.fleet import Attached
 from dyn_chaos.mix import SHORTEST, STREAMING
-from dyn_chaos.run import Setup
+from dyn_chaos.run import SIDECAR, WORKER, Setup
 from dyn_relay.config import Config, ConfigError, load
 from dyn_testkit.engine import Model
 from dyn_testkit.oracle import Oracle
@@ -136,7 +136,9 @@ def _setup(campaign: Campaign, given: dict[str, Any]) -> Setup:
     except ValueError as error:
         raise _bad("--mode", str(error)) from None
     if campaign.order.target not in ("busiest", "idlest", "random"):
-        names = [engine.name for engine in attached] or [f"worker-{number}" for number in range(count)]
+        started = SIDECAR if campaign.beside == "sidecar" else WORKER
+        own = [started.format(number) for number in range(count)]
+        names = own if campaign.beside == "sidecar" else [engine.name for engine in attached] or own
         if campaign.order.target not in names:
             raise _bad("--target", f"{campaign.order.target!r} is none of busiest, idlest, random, {', '.join(names)}")
     _check_processes(attached)
@@ -162,7 +164,8 @@ def _attached(campaign: Campaign, given: dict[str, Any]) -> tuple[Attached, ...]
         raise _bad("--attach", "one engine alone cannot be rescued by another; name at least two")
     if urls and campaign.isolated:
         raise _bad("--attach", "a running engine cannot be moved into a network namespace")
-    if urls and campaign.restarts and campaign.order.duration is not None:
+    ours = campaign.beside == "sidecar"  # whoever has started the engines
+    if urls and campaign.restarts and not ours and campaign.order.duration is not None:
         option = "--duration" if _said("duration") else "--attach"
         raise _bad(option, "an engine that was not started here cannot be started again")
     if urls and _said("workers"):

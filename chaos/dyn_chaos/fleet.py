@@ -155,6 +155,51 @@ def by_command(
     return Started(name, command, nursery, logs, None, namespace)
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """An engine behind a sidecar: its own processes are struck, and what becomes of it is seen at the sidecar."""
+
+    engine: Engine
+    sidecar: Started
+    namespace: None = None
+
+    @property
+    def name(self) -> str:
+        """The engine's."""
+        return self.engine.name
+
+    @property
+    def url(self) -> str:
+        """The sidecar's."""
+        return self.sidecar.url
+
+    @property
+    def port(self) -> int:
+        """The sidecar's."""
+        return self.sidecar.port
+
+    @property
+    def pid(self) -> int:
+        """The engine's."""
+        return self.engine.pid
+
+    async def restart(self) -> None:
+        """The engine alone. Raises `NotReady`."""
+        await self.engine.restart()
+
+
+def sidecar(nursery: trio.Nursery, name: str, logs: Path, engine: Engine, relay: str) -> Started:
+    """A `dyn-sidecar` beside an engine, not yet started; what it asks of that is in LOGS/NAME.jsonl."""
+    program, requests = script("dyn-sidecar"), logs / f"{name}.jsonl"
+    requests.unlink(missing_ok=True)
+
+    def command(host: str, port: int) -> list[str]:
+        at = ["--engine", engine.url, "--relay", relay, "--listen", f"{host}:{port}"]
+        return [program, *at, "--health-check-interval-secs", "0.5", "--requests-file", str(requests)]
+
+    return Started(name, command, nursery, logs, LISTENING)
+
+
 def port_of(url: str) -> int:
     """The port of a base URL. Raises `ValueError` if it has none."""
     return int(url.rpartition(":")[2])

@@ -14,7 +14,7 @@ from dyn_chaos.actions import Action, Deed, Scene, strike, undo
 from dyn_chaos.campaigns.base import Order, When
 from dyn_chaos.fleet import Engine
 from dyn_chaos.selection import choose
-from dyn_testkit.history import Fault
+from dyn_testkit.history import Fault, Harm
 from dyn_testkit.watch import Watch, started
 
 #: In `Fault.choice`: how its end is known; "" if it was undone and that is not to be seen. Absent: it was not undone.
@@ -48,6 +48,8 @@ class Nemesis:
     note: Callable[[Fault], None]
     #: Told True when something begins, False when nothing is going on any more.
     busy: Callable[[bool], None]
+    #: `Fault.harms` of what it does.
+    harms: tuple[Harm, ...] = ("attempts",)
     _struck: list[Struck] = field(default_factory=list)
 
     async def run(self, when: When, streams: int, watch: Watch, load_ended: trio.Event) -> None:
@@ -138,7 +140,8 @@ class Nemesis:
 
     def _note(self, struck: Struck, end: dict[str, Any], until: float | None) -> None:
         deed = struck.deed
-        self.note(Fault(self.action.kind, struck.engine.url, struck.at, until, deed.proof, {**deed.choice, **end}))
+        choice = {**deed.choice, **end}
+        self.note(Fault(self.action.kind, struck.engine.url, struck.at, until, deed.proof, choice, self.harms))
 
     def _now(self) -> float:
         return trio.current_time() - self.begin

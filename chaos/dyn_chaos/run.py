@@ -40,10 +40,17 @@ from dyn_chaos.simulate import commit
 from dyn_chaos.verdict import MOVES, STRIKES, verdict
 from dyn_relay.config import Config
 from dyn_testkit import fold, history
-from dyn_testkit.history import End, Fault, Row, Run
+from dyn_testkit.history import Arrival, End, Fault, Harm, Row, Run
+from dyn_testkit.history import Order as Drop
 from dyn_testkit.oracle import Oracle
 
 HISTORY, SUMMARY = "history.jsonl", "summary.json"
+#: What a sidecar, or an engine behind one, can do no more while it is struck.
+HARMS: tuple[Harm, ...] = ("attempts", "health", "answers", "dials")
+#: A sidecar's name, by its engine's number.
+SIDECAR = "sidecar-{}"
+#: An engine's.
+WORKER = "worker-{}"
 
 #: Requests that are asked of an engine beforehand, where a load has no end of its own.
 POOL = 64
@@ -86,9 +93,11 @@ Listener = Callable[[Fault], None]
 async def run(campaign: Campaign, setup: Setup, out: Path, heard: Listener = lambda _: None) -> Outcome:
     """Run it and leave its folder. Raises `NotReady`, `Unable`, `fold.Incomplete`, `LookupError` for its target."""
     random = Random(f"{campaign.name}/{setup.seed}")
-    async with trio.open_nursery() as nursery, _engines(campaign, setup, nursery, out) as workers:
-        plans, references = await _requests(campaign, setup, workers)
-        relay = await engines.relay(nursery, [worker.url for worker in workers], out, setup.relay)
+    async with trio.open_nursery() as nursery, _engines(campaign, setup, nursery, out) as started:
+        plans, references = await _requests(campaign, setup, started)
+        named = [] if campaign.beside else [engine.url for engine in started]
+        relay = await engines.relay(nursery, named, out, setup.relay)
+        workers = await _sided(campaign, nursery, out, started, relay.url) if campaign.beside else started
         async with client() as http:
             await _all_ready(Scene(relay.url, http), workers)
             begin, wall = trio.current_time(), time.time()
@@ -102,6 +111,9 @@ async def run(campaign: Campaign, setup: Setup, out: Path, heard: Listener = lam
                         await relay.child.wait()
                 for row in _rows(out / "relay.jsonl"):
                     recorder.note(Row(row))
+                if campaign.beside:
+                    for entry in _asked(out, workers, wall):
+                        recorder.note(entry)
                 recorder.note(End(died))
         nursery.cancel_scope.cancel()
     return finish(out)
@@ -179,6 +191,7 @@ async def _play(campaign: Campaign, setup: Setup, stage: Stage) -> None:
         begin=stage.begin,
         note=note,
         busy=clients.hold,
+        harms=HARMS if campaign.beside else ("attempts",),
     )
     ended = trio.Event()
     async with trio.open_nursery() as samples:
@@ -212,11 +225,37 @@ async def _engines(
         make = (
             partial(fleet.by_command, words=setup.command) if setup.command else partial(fleet.mock, flags=setup.mock)
         )
-        started = [make(nursery, f"worker-{number}", logs, namespace=home) for number, home in enumerate(homes)]
+        started = [make(nursery, WORKER.format(number), logs, namespace=home) for number, home in enumerate(homes)]
         async with trio.open_nursery() as starting:
             for worker in started:
                 starting.start_soon(worker.start)
         yield started
+
+
+async def _sided(
+    campaign: Campaign, nursery: trio.Nursery, out: Path, started: Sequence[Engine], relay: str
+) -> Sequence[Engine]:
+    """A sidecar beside each engine, all of them serving: what the campaign strikes."""
+    beside = [
+        fleet.sidecar(nursery, SIDECAR.format(number), out, engine, relay) for number, engine in enumerate(started)
+    ]
+    async with trio.open_nursery() as starting:
+        for one in beside:
+            starting.start_soon(one.start)
+    if campaign.beside == "sidecar":
+        return beside
+    return [fleet.Behind(engine, one) for engine, one in zip(started, beside, strict=True)]
+
+
+def _asked(out: Path, workers: Sequence[Engine], began: float) -> Iterator[Arrival | Drop]:
+    """What the sidecars have asked of their engines."""
+    for number, worker in enumerate(workers):
+        for row in _rows(out / f"{SIDECAR.format(number)}.jsonl"):
+            at, body = row["time"] - began, row["body"]
+            if row["path"] == "/generate":
+                yield Arrival(worker.url, at, body)
+            else:
+                yield Drop(worker.url, at, body.get("rid") or "")
 
 
 async def _requests(campaign: Campaign, setup: Setup, workers: Sequence[Engine]) -> tuple[Iterator[Plan], References]:
@@ -250,6 +289,7 @@ def _about(campaign: Campaign, setup: Setup, workers: Sequence[Engine], began: f
         commit=commit(),
         tolerance=0.0 if setup.oracle is not None else TOLERANCE,
         traced=True,
+        tapped=bool(campaign.beside),
         # In a drain one is not there for a while.
         workers=[worker.url for worker in workers] if campaign.moves is not False else [],
         began=began,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from dyn_chaos.actions import Action
 from dyn_chaos.distribution import Distribution
@@ -97,6 +98,8 @@ class Campaign:
     moves: bool | None = True
     #: A request that the faults explain may fail loudly.
     lenient: bool = False
+    #: A sidecar stands beside each engine, and this one of the two is struck; "": there is none.
+    beside: Literal["", "sidecar", "engine"] = ""
     #: Workers must run in network namespaces.
     isolated: bool = False
     #: Undoing starts processes again.

@@ -22,10 +22,46 @@ IMPATIENT = (
 _ROWS = (
     Campaign(
         name="kill-sidecar",
+        text="""End a sidecar in the middle of its streams; the engine behind it lives on.
+
+        dyn-sidecar stands beside each engine, and registers it at the proxy with a lease.""",
+        action=lambda choices: Kill("kill-sidecar", members, choices.signal),
+        options=frozenset({"signal"}),
+        relay=ALERT,
+        restarts=True,
+        beside="sidecar",
+    ),
+    Campaign(
+        name="kill-engine",
+        text="End all processes of an engine in the middle of its streams; the sidecar before it lives on.",
+        action=lambda choices: Kill("kill-engine", members, choices.signal),
+        options=frozenset({"signal"}),
+        relay=ALERT,
+        restarts=True,
+        beside="engine",
+    ),
+    Campaign(
+        name="stall-sidecar",
+        text="SIGSTOP a sidecar in the middle of its streams, and let it go on later: its lease may lapse meanwhile.",
+        action=lambda _: Stall(),
+        order=Order(duration=6.0),
+        relay=IMPATIENT,
+        beside="sidecar",
+    ),
+    Campaign(
+        name="stall-engine",
+        text="SIGSTOP an engine behind a live sidecar, and let it go on later: what is silent there is silent here.",
+        action=lambda _: Stall(),
+        order=Order(duration=6.0),
+        relay=IMPATIENT,
+        beside="engine",
+    ),
+    Campaign(
+        name="kill-server",
         text="""End the process that owns a worker's port, in the middle of its streams.
 
-        The engine's other processes live on, as they do beside a sidecar.""",
-        action=lambda choices: Kill("kill-sidecar", port_owner, choices.signal),
+        The engine's other processes, such as SGLang's scheduler, live on.""",
+        action=lambda choices: Kill("kill-server", port_owner, choices.signal),
         options=frozenset({"signal"}),
         relay=ALERT,
         restarts=True,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from contextlib import nullcontext
 
 import structlog
 import trio
 
 from dyn_relay.app import Orders, SignalOrders, location
 from dyn_relay.observe import log as logs
+from dyn_relay.observe.trace import TraceFile
 from dyn_relay.sidecar.settings import Settings
 from dyn_relay.sidecar.sidecar import Sidecar
 from dyn_relay.sockets import open_network
@@ -21,13 +23,16 @@ async def run(settings: Settings) -> int:
     logs.setup(settings.log_level, settings.log_json)
     async with open_network() as network:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            option = f"requests_file {settings.requests_file}"
             try:
-                sidecar = Sidecar(settings, network)
-                await sidecar.find_port()
+                with TraceFile(settings.requests_file) if settings.requests_file else nullcontext() as requests:
+                    option = f"listen {settings.listen}"
+                    sidecar = Sidecar(settings, network, requests)
+                    await sidecar.find_port()
+                    return await _run_until_told(sidecar, SignalOrders(signals))
             except (OSError, UnicodeError) as exc:  # the latter: a host name that cannot be encoded
-                log.error("cannot start", option=f"listen {settings.listen}", error=str(exc))
+                log.error("cannot start", option=option, error=str(exc))
                 return 1
-            return await _run_until_told(sidecar, SignalOrders(signals))
 
 
 async def _run_until_told(sidecar: Sidecar, orders: Orders) -> int:

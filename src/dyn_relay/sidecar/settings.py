@@ -65,6 +65,12 @@ class Settings:
         _LIMITS, 536870912, "Longest request body, in bytes; a longer one gets 413.", minimum=1
     )
 
+    requests_file: str | None = option(
+        _OBSERVE,
+        None,
+        "Append one JSON line for each generation and abort that goes to the engine. Prompts are in it.",
+        metavar="PATH",
+    )
     log_level: LogLevel = option(_OBSERVE, "info", "The least that is logged.")
     log_json: bool = option(_OBSERVE, False, "Log JSON lines instead of text.")
 

@@ -7,6 +7,7 @@ engine died is broken off, never ended well.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -18,12 +19,14 @@ from dyn_relay.app import location
 from dyn_relay.http11.client import Origin, Pool
 from dyn_relay.http11.server import Handler, Limits, serve
 from dyn_relay.net import Listener, Network
+from dyn_relay.observe.trace import TraceFile
 from dyn_relay.sidecar.bridge import Bridge
 from dyn_relay.sidecar.door import Door, Reservations
 from dyn_relay.sidecar.engine import Engine
 from dyn_relay.sidecar.paths import SGLANG
 from dyn_relay.sidecar.registration import Away, Here, Registration
 from dyn_relay.sidecar.settings import Settings
+from dyn_relay.sidecar.tap import Tap
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("sidecar")
 
@@ -38,7 +41,8 @@ PORT_AGAIN = 1.0
 class Sidecar:
     """One sidecar on one network. `drain` ends it: `run` returns once everything is withdrawn, and answered."""
 
-    def __init__(self, settings: Settings, network: Network) -> None:
+    def __init__(self, settings: Settings, network: Network, requests: TraceFile | None = None) -> None:
+        """`requests`: where those for the engine are written down."""
         self.settings = settings
         self.reservations = Reservations()
         #: Where it listens, and under which URL proxies know that; as soon as it has a port.
@@ -53,8 +57,10 @@ class Sidecar:
             for relay in settings.relay
         ]
         self._draining = trio.Event()
-        bridge = Bridge(network, self._pool, settings.origin)
-        backends: dict[frozenset[str], Handler] = {SGLANG: bridge}
+        engine: Handler = Bridge(network, self._pool, settings.origin)
+        if requests is not None:
+            engine = Tap(engine, requests, time.time)
+        backends = {SGLANG: engine}
         self._door = Door(backends, self.reservations, self.describe, generates=settings.enable_generate)
 
     @property

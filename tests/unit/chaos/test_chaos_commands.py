@@ -76,7 +76,8 @@ def said(name: str, *flags: str) -> tuple[Campaign, Setup]:
 
 def test_the_table() -> None:
     assert set(CAMPAIGNS) == {
-        *("kill-sidecar", "kill-worker", "stall-worker", "partition"),
+        *("kill-sidecar", "kill-engine", "stall-sidecar", "stall-engine"),
+        *("kill-server", "kill-worker", "stall-worker", "partition"),
         *("drain", "rolling-restart", "rolling-drain", "swizzle", "soak"),
     }
     assert CAMPAIGNS.keys() | {"demo", "simulate", "check", "report"} == chaos.main.commands.keys()
@@ -198,7 +199,7 @@ def test_a_process_that_does_not_serve_its_url_is_not_struck(engines: list[tuple
         ("kill-sidecar", ["--sse", "2"], "--sse", "'2' is no share"),
         ("kill-sidecar", ["--mode", "two"], "--mode", "'two' is none of one, all"),
         ("kill-sidecar", ["--mode", "3"], "--mode", "3 of 2 workers"),
-        ("kill-sidecar", ["--target", "worker-2"], "--target", "none of busiest, idlest, random, worker-0, worker-1"),
+        ("kill-sidecar", ["--target", "worker-2"], "--target", "none of busiest, idlest, random, sidecar-0, sidecar-1"),
         ("kill-sidecar", ["--signal", "STOP"], "--signal", "'STOP' is not one of"),
         ("kill-sidecar", ["--user", "areal"], "--user", "areal sends no streams"),
         ("kill-sidecar", ["--relay-flag", "--log-level 'warning"], "--relay-flag", "No closing quotation"),
