@@ -45,7 +45,8 @@ class Engine:
             connect_timeout_secs=settings.connect_timeout_secs,
         )
         self._network = network
-        self._origin = origin
+        #: Each is a server of the engine's: if one is gone, the engine is.
+        self._servers = {(one.host, one.port) for one in (origin, settings.grpc) if one is not None}
         self._fleet = Fleet(config, format_of(config), pool)
         self._worker: Worker = self._fleet.add(str(origin))
         self._worker.may_be = frozenset(Role)
@@ -85,19 +86,19 @@ class Engine:
             why.append(self._worker.cause)
             nursery.cancel_scope.cancel()
 
-        async def dialled() -> None:
-            why.append(await self._refused())
+        async def dialled(host: str, port: int) -> None:
+            why.append(await self._refused(host, port))
             self._fleet.restarted(self._worker, why[0])
             nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(judged)
-            nursery.start_soon(dialled)
+            for server in self._servers:
+                nursery.start_soon(dialled, *server)
         return why[0]
 
-    async def _refused(self) -> str:
-        """Return once no connection to it can be made. One that hangs is silence."""
-        host, port = self._origin.host, self._origin.port
+    async def _refused(self, host: str, port: int) -> str:
+        """Return once no connection can be made there. One that hangs is silence."""
         first = True
         while True:
             try:

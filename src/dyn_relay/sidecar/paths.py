@@ -10,6 +10,8 @@ from dyn_relay.control.admin import ADMIN
 from dyn_relay.relay.queue import GENERATING
 
 GENERATE = "/generate"
+#: What an engine's gRPC server does if there is an HTTP one as well.
+GENERATION = frozenset({GENERATE, "/abort_request"})
 #: What the engine says of itself.
 INFOS = frozenset({"/", "/model_info", "/get_model_info", "/server_info", "/get_server_info", "/v1/models"})
 HEALTH = frozenset({"/health", "/health_generate", "/ready", "/ping"})

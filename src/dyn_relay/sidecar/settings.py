@@ -29,6 +29,13 @@ class Settings:
     """What one sidecar is told. Raises `ConfigError`."""
 
     engine: str | None = option(_ENGINE, None, "The engine's HTTP URL.", verify=_is_url, metavar="URL")
+    engine_grpc: str | None = option(
+        _ENGINE,
+        None,
+        "The engine's gRPC server. Alone: all that it can do is shown over HTTP. Beside --engine: it generates and "
+        "aborts, the rest goes over HTTP, and so does what gRPC cannot carry.",
+        metavar="HOST:PORT",
+    )
     engine_api_key: str | None = option(_ENGINE, None, "Sent to the engine when the sidecar asks it.", secret=True)
     enable_generate: bool = option(
         _ENGINE, True, "Serve native /generate. Without it that path is a 404.", env=GENERATE_ENV
@@ -77,17 +84,35 @@ class Settings:
     def __post_init__(self) -> None:
         for row in OPTIONS:
             row.check(getattr(self, row.name), f"{type(self).__name__}()")
-        if self.engine is None:
-            raise ConfigError("engine: needed, the engine's URL")
+        if self.engine is None and self.engine_grpc is None:
+            raise ConfigError("engine: needed, the engine's URL, or engine_grpc, or both")
+        if self.origin.grpc and self.engine is not None:
+            raise ConfigError(f"engine: {self.engine} is no HTTP URL; engine_grpc is for gRPC")
         host, _ = self.address
         if host in _EVERYWHERE and self.relay and self.advertise is None:
             raise ConfigError(f"advertise: needed, since no proxy can dial {host}, where --listen is")
 
     @property
     def origin(self) -> Origin:
-        """The engine's."""
-        assert self.engine is not None
-        return Origin.parse(self.engine)
+        """Whom to ask what the engine is, and to send what it is asked."""
+        if self.engine is not None:
+            return Origin.parse(self.engine)
+        assert self.grpc is not None
+        return self.grpc
+
+    @property
+    def grpc(self) -> Origin | None:
+        """The engine's gRPC server. Raises `ConfigError`."""
+        if self.engine_grpc is None:
+            return None
+        url = self.engine_grpc if "://" in self.engine_grpc else f"grpc://{self.engine_grpc}"
+        try:
+            origin = Origin.parse(url)
+        except ValueError as exc:
+            raise ConfigError(f"engine_grpc: {exc}") from None
+        if not origin.grpc:
+            raise ConfigError(f"engine_grpc: must be HOST:PORT, or a grpc:// or grpcs:// URL, not {self.engine_grpc!r}")
+        return origin
 
     @property
     def address(self) -> tuple[str, int]:

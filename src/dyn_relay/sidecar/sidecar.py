@@ -16,6 +16,7 @@ import structlog
 import trio
 
 from dyn_relay.app import location
+from dyn_relay.direct.gateways import Gateways
 from dyn_relay.http11.client import Origin, Pool
 from dyn_relay.http11.server import Handler, Limits, serve
 from dyn_relay.net import Listener, Network
@@ -23,7 +24,7 @@ from dyn_relay.observe.trace import TraceFile
 from dyn_relay.sidecar.bridge import Bridge
 from dyn_relay.sidecar.door import Door, Reservations
 from dyn_relay.sidecar.engine import Engine
-from dyn_relay.sidecar.paths import SGLANG
+from dyn_relay.sidecar.paths import GENERATION, SGLANG
 from dyn_relay.sidecar.registration import Away, Here, Registration
 from dyn_relay.sidecar.settings import Settings
 from dyn_relay.sidecar.tap import Tap
@@ -50,17 +51,21 @@ class Sidecar:
         #: Somebody can be served.
         self.open = trio.Event()
         self._network = network
-        self._pool = Pool(network, connect_timeout=settings.connect_timeout_secs)
+        self._gateways = Gateways(
+            network, connect_timeout=settings.connect_timeout_secs, http_fallback=settings.engine is not None
+        )
+        self._pool = Pool(network, connect_timeout=settings.connect_timeout_secs, grpc=self._gateways.dial)
         self.engine = Engine(settings, network, self._pool)
         self.registrations = [
             Registration(self._pool, Origin.parse(relay), settings.lease_secs, settings.relay_api_key)
             for relay in settings.relay
         ]
         self._draining = trio.Event()
-        engine: Handler = Bridge(network, self._pool, settings.origin)
+        backends: dict[frozenset[str], Handler] = {SGLANG: Bridge(network, self._pool, settings.origin)}
+        if settings.grpc is not None and settings.engine is not None:
+            backends = {GENERATION: Bridge(network, self._pool, settings.grpc), **backends}
         if requests is not None:
-            engine = Tap(engine, requests, time.time)
-        backends = {SGLANG: engine}
+            backends = {paths: Tap(handler, requests, time.time) for paths, handler in backends.items()}
         self._door = Door(backends, self.reservations, self.describe, generates=settings.enable_generate)
 
     @property
@@ -93,6 +98,7 @@ class Sidecar:
         """Until drained."""
         try:
             async with trio.open_nursery() as background:
+                await background.start(self._gateways.run)
                 await background.start(self.engine.run)
                 for one in self.registrations:
                     background.start_soon(one.run)

@@ -224,7 +224,7 @@ def test_a_process_that_does_not_serve_its_url_is_not_struck(engines: list[tuple
         ("kill-sidecar", ["--attach", "http://10.0.0.1:3", "--pid", HERE], "--attach", "engines of this machine"),
         ("kill-sidecar", ["--attach", "http://127.0.0.1:99999", "--pid", HERE], "--attach", "there is no such port"),
         ("kill-sidecar", ["--pid", str(2**22 + 1)], "--pid", "there is no process"),
-        ("kill-sidecar", [*ATTACH, "--duration", "1s"], "--duration", "cannot be started again"),
+        ("kill-engine", [*ATTACH, "--duration", "1s"], "--duration", "cannot be started again"),
         ("kill-sidecar", [*ATTACH, "--workers", "2"], "--workers", "either this"),
         ("soak", ATTACH, "--attach", "cannot be started again"),
         ("soak", ["--after-tokens", "4"], "--after-streams", "a load without end needs a number"),
