@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 
 import structlog
@@ -25,6 +25,7 @@ from dyn_testkit.laws.answers import DIALECTS
 from dyn_testkit.laws.cases import MODEL
 from dyn_testkit.laws.levels import RouterLevel
 from dyn_testkit.relay import open_relay
+from dyn_testkit.sidecar import open_sidecar
 from dyn_testkit.simnet import Link, SimNetwork
 from dyn_testkit.worker import WorkerOptions
 
@@ -46,11 +47,15 @@ class _Directed(Policy):
 
 
 @asynccontextmanager
-async def proxied(network: Network, stage: Stage, host: str, port: int, **config) -> AsyncIterator[RouterLevel]:
-    """A proxy before the workers of `stage`; both run as long as the block does."""
+async def proxied(
+    network: Network, stage: Stage, host: str, port: int, *, sided: bool = False, **config
+) -> AsyncIterator[RouterLevel]:
+    """A proxy before the workers of `stage`, or before sidecars of theirs; all run as long as the block does."""
     with _silence():
-        async with background() as nursery:
+        async with background() as nursery, AsyncExitStack() as sidecars:
             await nursery.start(stage.run)
+            if sided:
+                await _beside(network, stage, sidecars)
             settings = {"seed": 1, "log_level": "error", "health_success_threshold": 1, "inhibited_duration_secs": 0.0}
             settings["cb_failure_threshold"] = 0  # the faults of one case are nothing to the next
             prefills = tuple(stage.url_of(worker) for worker in stage.prefills)
@@ -78,6 +83,16 @@ async def proxied(network: Network, stage: Stage, host: str, port: int, **config
 
                 await settled()
                 yield RouterLevel(network, relay.url, stage, evidence)
+
+
+async def _beside(network: Network, stage: Stage, stack: AsyncExitStack) -> None:
+    """A sidecar beside each worker, all of them serving."""
+    for number, worker in enumerate([*stage.workers, *stage.prefills]):
+        url = stage.own_url_of(worker)
+        engine = {"engine_grpc" if url.startswith("grpc") else "engine": url}
+        host = await stack.enter_async_context(open_sidecar(network, listen=f"side{number}:31000", **engine))
+        stage.beside_of[url] = host.url
+        await host.sidecar.open.wait()
 
 
 @contextmanager
@@ -125,7 +140,8 @@ class Simulated:
     def __init__(self, options=OPTIONS, *, prefills=None, grpc=False, **config):
         """`prefills`: they are pairs; the options of the prefill workers, of which there are as many.
 
-        `grpc`: the proxy reaches all of them over gRPC, in direct mode.
+        `grpc`: the proxy reaches all of them over gRPC, in direct mode. `sided`: it reaches their sidecars, and those
+        reach them so.
         """
         self._options, self._config = options, config
         self._grpc = grpc

@@ -68,7 +68,7 @@ class SidecarHost:
 
 @asynccontextmanager
 async def open_sidecar(
-    network: Network, engine: str, relays: Iterable[str] = (), listen: str = "127.0.0.1:0", **options: Any
+    network: Network, engine: str | None = None, relays: Iterable[str] = (), listen: str = "127.0.0.1:0", **options: Any
 ) -> AsyncIterator[SidecarHost]:
     """Run a sidecar as long as the block does; `options` are those of `dyn_relay.sidecar.settings`.
 

@@ -156,6 +156,8 @@ class Stage:
         if grpc:
             each = [replace(one, grpc_port=port and port + 1) for one in each]
         self._grpc = grpc
+        #: What the router knows instead of a worker's own URL: its sidecar's.
+        self.beside_of: dict[str, str] = {}
         self._taps = [_Tap(network, 2 if one.disaggregation == "prefill" else 1) for one in each]
         self._all = [
             MockWorker(tap, host.format(number), port, one, _Part(self, number))
@@ -185,6 +187,11 @@ class Stage:
 
     def url_of(self, worker: MockWorker) -> str:
         """A worker's base URL, as the router knows it."""
+        own = self.own_url_of(worker)
+        return self.beside_of.get(own, own)
+
+    def own_url_of(self, worker: MockWorker) -> str:
+        """A worker's base URL, as its sidecar knows it, if there is one."""
         return worker.grpc_url if self._grpc else worker.url
 
     def overhear(self, url: str, connection: Connection) -> Connection:
