@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from dyn_relay.net import ConnectFailed
 from dyn_relay.sockets import open_network
 from dyn_testkit.client import fetch
 from tests.process.kit import BIN, ENV
@@ -26,8 +27,7 @@ def free_block() -> int:
     for first in range(20000 + os.getpid() % 1000 * 10, 60000, 50):
         taken = []
         try:
-            for port in range(first, first + 50):
-                taken.append(socket.create_server(("127.0.0.1", port)))
+            taken += (socket.create_server(("127.0.0.1", port)) for port in range(first, first + 50))
         except OSError:
             continue
         finally:
@@ -63,8 +63,7 @@ async def test_a_script_serves_and_ends(script):
     try:
         async with open_network() as network:
             with trio.fail_after(60):
-                while not await ready(network, url, 2):
-                    await trio.sleep(0.1)
+                await ready(network, url, 2)
                 for number in range(3):
                     body = generate(8, rid=f"{number}" * 32)
                     assert judged(await fetch(network, url, "/generate", body), body, ORACLE) == []
@@ -81,12 +80,16 @@ async def test_a_script_serves_and_ends(script):
             await process.wait()
 
 
-async def ready(network, url: str, count: int) -> bool:
-    try:
-        listed = (await fetch(network, url, "/workers")).json()["workers"]
-    except Exception:  # it does not listen yet
-        return False
-    return len(listed) == count and all(one["state"] == "ready" for one in listed)
+async def ready(network, url: str, count: int) -> None:
+    """Return once the proxy has so many workers, all of them ready."""
+    while True:
+        await trio.sleep(0.05)
+        try:
+            listed = (await fetch(network, url, "/workers")).json()["workers"]
+        except ConnectFailed:  # it does not listen yet
+            continue
+        if len(listed) == count and all(one["state"] == "ready" for one in listed):
+            return
 
 
 def _group(pid: str) -> int:
