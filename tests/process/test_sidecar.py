@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import socket
 import subprocess
-import sys
 
 import trio
 
@@ -71,8 +72,6 @@ async def test_a_second_signal_ends_it_at_once():
 
 
 async def test_what_is_asked_is_written_down(tmp_path):
-    import json
-
     rows = tmp_path / "rows"
     async with (
         started(WORKER) as engine,
@@ -95,23 +94,14 @@ async def test_what_is_asked_is_written_down(tmp_path):
 
 
 def test_a_mistake_names_its_option():
-    for flags, named in (
-        ([], "engine"),
-        (["--engine", "x"], "engine"),
-        (["--engine", "http://a:1", "--listen", "x"], "listen"),
-    ):
+    mistakes = [([], "engine"), (["--engine", "x"], "engine"), (["--engine", "http://a:1", "--listen", "x"], "listen")]
+    for flags, named in mistakes:
         done = subprocess.run([str(BIN / "dyn-sidecar"), *flags], env=ENV, capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert f"{named}:" in done.stderr
-    taken = [
-        sys.executable,
-        "-c",
-        "import socket,time; s=socket.create_server(('127.0.0.1',0)); print(s.getsockname()[1], flush=True); time.sleep(60)",
-    ]
-    with subprocess.Popen(taken, stdout=subprocess.PIPE, text=True) as holder:
-        port = holder.stdout.readline().strip()
-        argv = [str(BIN / "dyn-sidecar"), "--engine", "http://127.0.0.1:1", "--listen", f"127.0.0.1:{port}"]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        at = f"127.0.0.1:{taken.getsockname()[1]}"
+        argv = [str(BIN / "dyn-sidecar"), "--engine", "http://127.0.0.1:1", "--listen", at]
         done = subprocess.run(argv, env=ENV, capture_output=True, text=True, timeout=30, check=False)
-        holder.kill()
     assert done.returncode == 1
     assert "listen" in done.stderr
