@@ -6,14 +6,26 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 from urllib.parse import parse_qs, unquote
 
-import msgspec
 import trio
 
 from dyn_relay.control import everyone
 from dyn_relay.control.admin import ORDERS
+from dyn_relay.control.asked import (
+    LEASE,
+    PART,
+    URLS,
+    BadInput,
+    fields_of,
+    nothing_but,
+    only_url_of,
+    origin_of,
+    part_of,
+    said,
+    seconds_of,
+    url_of,
+)
 from dyn_relay.control.siblings import PAUSED, RELEARN, Siblings, missing
 from dyn_relay.control.told import tell
 from dyn_relay.control.totals import Pages
@@ -25,7 +37,6 @@ from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Role, State, Worker
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.errors import error_body
-from dyn_relay.http11.origin import Origin
 from dyn_relay.http11.server import Drain, Request
 from dyn_relay.observe.metrics import CONTENT_TYPE, Metrics
 from dyn_relay.relay.departures import Departures
@@ -38,10 +49,6 @@ PROCESS_HEADER = b"x-dyn-relay-process"
 #: Seconds.
 LONGEST_LEASE = 3600.0
 _SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)s?")
-
-
-class BadInput(Exception):
-    """The request cannot be understood; the message names the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +107,7 @@ class Endpoints:
 
         With `lease_secs` it names itself: see `_lease`.
         """
-        if _said(request, "lease_secs") is not None:
+        if said(request, "lease_secs") is not None:
             return self._lease(request)
         return Answer.of(202, _describe(self._named(request)))
 
@@ -110,10 +117,10 @@ class Endpoints:
         0: no longer; what still runs there after `after` seconds, if that is given, goes on elsewhere. 404 if it had no
         lease. 409: somebody has let it leave, and it stays away for as long as it renews.
         """
-        seconds, after = _seconds(request, "lease_secs", LONGEST_LEASE), _seconds(request, "after", math.inf)
+        seconds, after = seconds_of(request, "lease_secs", LONGEST_LEASE), seconds_of(request, "after", math.inf)
         assert seconds is not None
-        _nothing_but(request, ("url", *_PART, *_LEASE), (*_URLS, *_PART, *_LEASE), "no worker has such a thing")
-        origin = _origin(url := _url(request))
+        nothing_but(request, ("url", *PART, *LEASE), (*URLS, *PART, *LEASE), "no worker has such a thing")
+        origin = origin_of(url := url_of(request))
         if not seconds:
             worker = self.fleet.get(url)
             if not self.leased.end(origin) or worker is None:
@@ -121,7 +128,7 @@ class Endpoints:
             if after is not None and self.fleet.leaving(worker):
                 self.departures.begin(worker, after)
             return Answer.of(202, _describe(worker))
-        role, port = _part(request)
+        role, port = part_of(request)
         try:
             self.leased.renew(Named(origin, role, port), seconds)
         except ValueError as exc:
@@ -134,7 +141,7 @@ class Endpoints:
 
     def put_worker(self, request: Request, name: str) -> Answer:
         """`{"url": ...}`, its own: 202, and it is taken back if it was leaving. Nothing else of it can be set."""
-        url = _only_url(request)
+        url = only_url_of(request)
         worker = self.fleet.get(unquote(name))
         if worker is None and not self.fleet.is_name_of(unquote(name), url):
             return _unknown(name)
@@ -145,8 +152,8 @@ class Endpoints:
 
     def _named(self, request: Request) -> Worker:
         """The worker that a request names, in the fleet from now on. Raises `BadInput`."""
-        _origin(url := _only_url(request))
-        role, port = _part(request)
+        origin_of(url := only_url_of(request))
+        role, port = part_of(request)
         try:
             return self.fleet.add(url, role=role, bootstrap_port=port)
         except ValueError as exc:
@@ -154,12 +161,12 @@ class Endpoints:
 
     def remove_worker(self, request: Request, name: str) -> Answer:
         """By id or URL in the path, or `?url=`: no new attempts from now on; live ones end in peace."""
-        _nothing_but(request, ("url",), _URLS, "only a worker's url can be given; /workers/{id}/drain has ?after=")
-        return self._let_go(unquote(name) or _url(request), math.inf)
+        nothing_but(request, ("url",), URLS, "only a worker's url can be given; /workers/{id}/drain has ?after=")
+        return self._let_go(unquote(name) or url_of(request), math.inf)
 
     def drain_worker(self, request: Request, name: str) -> Answer:
         """The same; `?after=30s` (or `30`): what still runs there then goes on elsewhere. 0: at once."""
-        _nothing_but(request, ("after",), (), "a drain has nothing but ?after=")
+        nothing_but(request, ("after",), (), "a drain has nothing but ?after=")
         after = parse_qs(request.query, keep_blank_values=True).get("after", [""])[-1]
         seconds = _SECONDS.fullmatch(after)
         if after and seconds is None:
@@ -288,7 +295,7 @@ class Endpoints:
 
 def abort_of(request: Request) -> tuple[str, bool]:
     """Which rids an abort means ("": none), and whether it means everything. Raises `BadInput`."""
-    fields = _object(request)
+    fields = fields_of(request)
     rid, everything = fields.get("rid"), fields.get("abort_all", False)
     if rid is not None and not isinstance(rid, str):
         raise BadInput("rid: must be a string")
@@ -297,8 +304,6 @@ def abort_of(request: Request) -> tuple[str, bool]:
     return rid or "", everything
 
 
-#: Names of a worker's URL in a body.
-_URLS = ("url", "worker_url")
 #: Of its traits, what decides who gets a request, and who goes on with it; null: it does not say.
 _SHOWN = (
     "role",
@@ -353,85 +358,6 @@ def _load(target: Target) -> dict[str, object]:
         "load": target.load,
         "tokens": target.tokens,
     }
-
-
-def _url(request: Request) -> str:
-    """The worker's URL: `?url=`, `url` or `worker_url` in the body, or the same in several. Raises `BadInput`."""
-    named: list[object] = [*parse_qs(request.query).get("url", [])]
-    fields = _object(request)
-    named += [fields[field] for field in _URLS if field in fields]
-    if not named or not all(isinstance(url, str) and url for url in named):
-        raise BadInput("url: a worker's URL is needed")
-    if any(url != named[0] for url in named):
-        raise BadInput(f"url: {' and '.join(map(repr, named))} are different workers")
-    return str(named[0])
-
-
-def _origin(url: str) -> Origin:
-    """Raises `BadInput`."""
-    try:
-        return Origin.parse(url)
-    except ValueError as exc:
-        raise BadInput(f"url: {exc}") from None
-
-
-def _only_url(request: Request) -> str:
-    """The same, of a request that may set nothing else but its part, see `_part`."""
-    _nothing_but(request, ("url", *_PART), (*_URLS, *_PART), "nothing of a worker can be set but its url and its part")
-    return _url(request)
-
-
-def _nothing_but(request: Request, query: Sequence[str], body: Sequence[str], why: str) -> None:
-    """Raises `BadInput` for any other name in the query or in the body."""
-    asked = [name for name in parse_qs(request.query, keep_blank_values=True) if name not in query]
-    for name in (*asked, *(field for field in _object(request) if field not in body)):
-        raise BadInput(f"{name}: {why}")
-
-
-#: Under the names that SMG has for them.
-_PART = ("worker_type", "bootstrap_port")
-#: Of a worker that names itself.
-_LEASE = ("lease_secs", "after")
-
-
-def _part(request: Request) -> tuple[Role | None, int | None]:
-    """A worker's role and bootstrap port: `worker_type` and `bootstrap_port`, in the query or the body, or in both.
-
-    Raises `BadInput`.
-    """
-    kind, port = _said(request, "worker_type"), _said(request, "bootstrap_port")
-    if kind is not None and kind not in list(Role):
-        raise BadInput(f"worker_type: must be one of {', '.join(Role)}")
-    if port is not None and not (type(port) is int and 0 < port < 65536):
-        raise BadInput("bootstrap_port: must be a port")
-    return (None if kind is None else Role(kind)), port
-
-
-def _seconds(request: Request, name: str, most: float) -> float | None:
-    """A number of seconds in the query or the body, if it is there. Raises `BadInput`."""
-    value = _said(request, name)
-    if value is not None and not (type(value) in (int, float) and 0 <= value <= most):
-        limit = f" of at most {most:g}" if most < math.inf else ""
-        raise BadInput(f"{name}: must be a number of seconds{limit}")
-    return None if value is None else float(value)
-
-
-def _said(request: Request, name: str) -> Any:
-    """A field of the query or the body, None if it is in neither; digits of a query are a number."""
-    asked: list[Any] = parse_qs(request.query, keep_blank_values=True).get(name, [])
-    values = [int(one) if one.isascii() and one.isdigit() and len(one) < 10 else one for one in asked]
-    fields = _object(request) if request.body else {}
-    values += [fields[name]] if fields.get(name) is not None else []
-    if any(value != values[0] for value in values):
-        raise BadInput(f"{name}: {' and '.join(map(repr, values))} are different")
-    return values[0] if values else None
-
-
-def _object(request: Request) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(request.body or b"{}", type=dict[str, Any])
-    except (msgspec.MsgspecError, RecursionError) as exc:
-        raise BadInput(f"body: {exc}") from None
 
 
 def _unknown(name: str) -> Answer:

@@ -11,8 +11,9 @@ import trio
 from dyn_relay.config import Config
 from dyn_relay.control import together
 from dyn_relay.control.admin import ADMIN, CONTINUE, ONE_ENGINES, ORDERS, PAUSE
+from dyn_relay.control.asked import BadInput
 from dyn_relay.control.auth import canonical, refusal
-from dyn_relay.control.endpoints import BadInput, Endpoints
+from dyn_relay.control.endpoints import Endpoints
 from dyn_relay.control.everyone import LOADS
 from dyn_relay.control.siblings import PAUSED, RELEARN, TOLD, Siblings, missing
 from dyn_relay.formats.base import Answer
