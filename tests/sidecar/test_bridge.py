@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from dyn_relay.http11.client import Origin, Pool
+from dyn_relay.http11.client import fetch as probe
 from dyn_relay.http11.server import Limits, serve
 from dyn_relay.net import Connection, ConnectionBroken
 from dyn_relay.sidecar.bridge import Bridge
@@ -17,7 +18,7 @@ from dyn_testkit.client import fetch
 from dyn_testkit.relay import until
 from dyn_testkit.simnet import Link, SimNetwork
 
-URL = "http://front:1"
+URL, ORIGIN = "http://front:1", Origin.parse("http://origin:2/base")
 PIECE = b"x" * 1000
 
 
@@ -32,6 +33,8 @@ class Peer:
         #: Bytes of an answer that its connection has taken.
         self.sent = 0
         self.left = trio.Event()
+        #: The bridge's.
+        self.pool: Pool
 
     async def read(self, connection: Connection) -> None:
         """One request."""
@@ -74,7 +77,8 @@ async def bridged(script, *, buffer: int = 65536):
 
         nursery.start_soon(accept)
         host = network.host("front")
-        bridge = Bridge(host, Pool(host), Origin.parse("http://origin:2/base"))
+        peer.pool = Pool(host)
+        bridge = Bridge(host, peer.pool, ORIGIN)
         front = await network.listen("front", 1)
         nursery.start_soon(lambda: serve(front, bridge, Limits(), draining=trio.Event()))
         yield network, peer
@@ -145,6 +149,11 @@ async def test_a_head_has_no_body(autojump_clock):
         got = await fetch(network, URL, "/", method="HEAD")
         assert (got.status, got.body, got.complete) == (200, b"", True)
         assert peer.heads[0].startswith(b"HEAD ")
+        connection = await network.connect("front", 1)
+        for _ in range(2):  # it is complete: the next one may follow
+            await connection.send(b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n")
+            with trio.fail_after(1):
+                assert b"content-length: 5\r\n" in await connection.receive()
 
 
 async def test_an_answer_that_ends_with_its_connection_ends_so_here(autojump_clock):
@@ -299,11 +308,17 @@ async def test_an_answer_that_comes_before_the_body_was_taken_is_given(autojump_
 
 
 async def test_each_request_has_a_connection_of_its_own(autojump_clock):
-    """A kept one may be stale, and then nobody knows whether the request was served."""
-    script = answering(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+    """A kept one may be stale, and then nobody knows whether the request was served. Also not one that probes left."""
+
+    async def script(peer: Peer, connection: Connection) -> None:
+        while True:
+            await peer.read(connection)
+            await peer.send(connection, b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
     async with bridged(script) as (network, peer):
+        assert (await probe(peer.pool, ORIGIN, "GET", "/health", timeout=1)).status == 200
         connection = await network.connect("front", 1)
-        for number in range(1, 4):
+        for number in range(2, 5):
             await connection.send(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
             data = b""
             while not data.endswith(b"ok"):
