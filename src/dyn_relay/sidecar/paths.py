@@ -26,6 +26,4 @@ SGLANG = frozenset({GENERATE, "/v1/models/*"}) | INFOS | HEALTH | LOADS | TOKENS
 def shown(path: str, table: frozenset[str]) -> bool:
     """Is it one of them? A slash at its end does not count."""
     path = path.rstrip("/") or "/"
-    if path in table:
-        return True
-    return any(path.startswith(one[:-1]) and len(path) >= len(one) for one in table if one.endswith("*"))
+    return path in table or any(path.startswith(one[:-1]) for one in table if one.endswith("*"))
