@@ -73,7 +73,9 @@ async def test_a_new_process_that_was_there_at_once_is_another_one(autojump_cloc
         before = w.relay.app.fleet.workers[0]
         worker.kill()
         await worker.restart()
+        began = trio.current_time()
         await until(lambda: w.relay.app.fleet.workers and w.relay.app.fleet.workers[0] is not before)
+        assert trio.current_time() - began < 3
         await w.settled(side.url)
         body = generate()
         assert judged(await w.relay.ask(body), body, ORACLE) == []
@@ -179,6 +181,7 @@ async def test_the_engine_s_own_role_is_what_it_is_registered_for(autojump_clock
             await until(lambda: states(relay) == {side.url: "ready"})
             [known] = relay.app.fleet.workers
             assert (known.role, known.misplaced) == (role, False)
+            assert side.sidecar.engine.described["part"] == role
             if mode == "prefill":
                 assert known.traits.bootstrap_port == worker.bootstrap_port
 

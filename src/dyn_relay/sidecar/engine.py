@@ -63,7 +63,8 @@ class Engine:
     @property
     def described(self) -> Mapping[str, Any]:
         """For people."""
-        return {"url": self._worker.url, "state": self._worker.state.value, "cause": self._worker.cause}
+        worker = self._worker
+        return {"url": worker.url, "state": worker.state.value, "cause": worker.cause, "part": worker.part.value}
 
     async def up(self) -> None:
         """Return once it is well, and its infos were asked for."""
