@@ -311,3 +311,15 @@ async def test_a_proxy_that_has_died_is_not_waited_for_longer_than_the_lease_las
         began = trio.current_time()
         await side.ended.wait()
         assert LEASE <= trio.current_time() - began <= LEASE + 5
+
+
+async def test_a_proxy_that_does_not_know_it_has_nothing_to_give_back(autojump_clock):
+    """It was started again since: 404, and nobody waits for more."""
+    async with sided(1) as w:
+        side = w.sidecars[0]
+        w.relay.app._leased.end(w.relay.app.fleet.workers[0].origin)
+        side.sidecar.drain()
+        began = trio.current_time()
+        await side.ended.wait()
+        assert trio.current_time() - began < 1
+        assert side.sidecar.registrations[0].state == "not known there"
