@@ -38,7 +38,7 @@ class Call:
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     #: Its handler has been started.
     begun: bool = False
-    #: Nothing more can be said; it was the client that reset it, or closed the connection.
+    #: Nothing more can be said; before its end, the client reset it or closed the connection.
     gone: bool = False
     left: bool = False
     #: The head was sent; the end was sent.

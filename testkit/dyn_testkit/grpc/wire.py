@@ -224,7 +224,7 @@ class Wire:
     def _lose(self, calls: Iterable[Call], *, left: bool = False) -> None:
         for call in tuple(calls):
             self.calls.pop(call.stream, None)
-            call.gone, call.left = True, left
+            call.gone, call.left = True, left and not call.ended
             call.scope.cancel()
 
     def _leave_if_done(self) -> None:
