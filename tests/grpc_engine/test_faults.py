@@ -119,6 +119,7 @@ async def test_its_frames(case: Case, autojump_clock: MockClock) -> None:
         plan.verify()
         assert (answer.ended, answer.status) == (case.ended, case.status)
         assert len(answer.frames) == case.messages
+        assert any(flag for flag, _ in answer.frames) == (case.what is faults.COMPRESSED)
         assert worker.deaths == (case.what is faults.KILL_WORKER)
         if worker.deaths:
             await worker.restart()
