@@ -307,6 +307,17 @@ async def test_a_request_over_the_limit_is_not_sent(autojump_clock: MockClock) -
         assert (await outcome.wait()).numbers == [1]
 
 
+async def test_the_server_of_a_bad_message_is_told_at_once(autojump_clock: MockClock) -> None:
+    async with world() as w, w.opened() as (call, hand):
+        await hand.request()
+        await hand.head(1)
+        await hand.data(1, b"\0\0\0\0\2\xff\xff" + message(1))
+        for _ in range(2):  # what follows it is not given
+            with pytest.raises(Lost, match="no GenerateResponse"):
+                await anext(call)
+        assert (await hand.event(events.StreamReset)).error_code is ErrorCodes.CANCEL
+
+
 async def test_a_failure_stays(autojump_clock: MockClock) -> None:
     async with world() as w:
         w.nursery.start_soon(_lone, w, ends_with(("grpc-status", "13")))
@@ -493,15 +504,20 @@ async def test_frames_after_the_end(autojump_clock: MockClock) -> None:
     assert (given, str(failure)) == ([7], "the answer ended without trailers")
 
 
-async def test_the_peer_is_told_what_it_broke(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [(bytes(9), ErrorCodes.PROTOCOL_ERROR), (b"\0\x40\1\0\0\0\0\0\1", ErrorCodes.FRAME_SIZE_ERROR)],
+    ids=["data on no stream", "a frame too long"],
+)
+async def test_the_peer_is_told_what_it_broke(data: bytes, code: ErrorCodes, autojump_clock: MockClock) -> None:
     async with world() as w:
         outcome = w.start()
         hand = await w.accept()
         await hand.request()
-        await hand.connection.send(b"\0\0\4\6\0\0\0\0\0abcd")
+        await hand.connection.send(data)
         await outcome.fails(Lost)
         (goodbye,) = [event for event in await hand.closed() if isinstance(event, events.ConnectionTerminated)]
-        assert goodbye.error_code in (ErrorCodes.PROTOCOL_ERROR, ErrorCodes.FRAME_SIZE_ERROR)
+        assert goodbye.error_code is code
 
 
 async def test_what_came_before_counts(autojump_clock: MockClock) -> None:

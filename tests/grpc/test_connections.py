@@ -168,6 +168,8 @@ async def test_a_dial_outlives_whoever_asked_first(autojump_clock: MockClock) ->
         await hand.answer(1, 5)
         assert (await second.wait()).numbers == [5]
         assert len(w.network.dials) == 1
+        (transport,) = w.channels._transports
+        assert transport.claims == 0
 
 
 async def _open(w: World) -> None:
@@ -195,6 +197,16 @@ async def test_one_in_use_is_not(autojump_clock: MockClock) -> None:
         async with w.generate():
             await trio.sleep(29)
             assert len(w.network.dials) == 1
+
+
+async def test_nor_is_one_whose_call_has_ended_and_is_still_held(autojump_clock: MockClock) -> None:
+    async with world(idle_timeout=10) as w:
+        async with w.opened() as (call, hand):
+            await hand.answer(await hand.request(), 1)
+            assert [list(item.output_ids) async for item in call] == [[1]]
+            await trio.sleep(29)
+        await _used(w, hand)
+        assert len(w.network.dials) == 1
 
 
 async def test_idleness_begins_anew_with_each_call(autojump_clock: MockClock) -> None:

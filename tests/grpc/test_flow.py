@@ -28,6 +28,15 @@ async def fill(hand: Hand, stream_id: int, filler: int = FILLED) -> int:
     return sent
 
 
+async def test_the_server_is_told_of_our_windows(autojump_clock: MockClock) -> None:
+    async with world() as w, w.opened() as (_, hand):
+        stream_id = await hand.request()
+        told = hand.h2.remote_settings
+        assert (told.enable_push, told.initial_window_size) == (0, STREAM_WINDOW)
+        assert hand.h2.outbound_flow_control_window == CONNECTION_WINDOW
+        assert hand.h2.local_flow_control_window(stream_id) == STREAM_WINDOW
+
+
 async def test_a_stalled_call_holds_one_window(autojump_clock: MockClock) -> None:
     async with world() as w, w.opened() as (_, hand):
         assert await fill(hand, await hand.request()) == STREAM_WINDOW
@@ -182,6 +191,17 @@ async def test_a_large_request_waits_for_the_server(autojump_clock: MockClock) -
         hand.h2.increment_flow_control_window(10**6, 1)
         await hand.flush()
         await hand.answer(await hand.request(), 1)
+        assert (await outcome.wait()).numbers == [1]
+
+
+async def test_a_request_goes_out_bit_by_bit(autojump_clock: MockClock) -> None:
+    async with world(Link(buffer=60)) as w:
+        w.nursery.start_soon(_stalled, w)
+        hand = await w.accept()
+        await hand.request()
+        outcome = w.start("x" * 200)
+        with trio.fail_after(1):
+            await hand.answer(await hand.request(), 1)
         assert (await outcome.wait()).numbers == [1]
 
 

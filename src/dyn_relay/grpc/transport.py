@@ -267,8 +267,11 @@ class Transport:
         self._drained()
 
     def _hear_answer(self) -> None:
-        """The server has sent HEADERS or DATA: its count of pings begins anew. What came before a pong may be older."""
-        if self._pinged is None and self._next_ping:
+        """The server has sent HEADERS or DATA: its count of pings begins anew.
+
+        Until a ping is answered this may be older than the ping, and changes nothing: the pong sets the time again.
+        """
+        if self._next_ping:
             self._next_ping = 0.0
             self._look_at_clock()
 
