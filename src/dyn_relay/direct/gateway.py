@@ -101,7 +101,9 @@ class Gateway:
         except (msgspec.MsgspecError, RecursionError) as exc:
             await served.respond(400, JSON, error_body(400, f"body: {exc}"))
             return
-        await Generation(self.engine, translate(body, request.headers), metadata, served).run()
+        tokenizer = (await self.engine.facts(metadata)).tokenizer
+        asked = translate(body, request.headers, tokenizer=tokenizer)
+        await Generation(self.engine, asked, metadata, served).run()
 
     async def _otherwise(self, served: ServerConnection, request: Request, status: int, why: str) -> None:
         """What gRPC cannot carry goes over HTTP if that may be, and else nowhere."""

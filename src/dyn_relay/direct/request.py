@@ -165,6 +165,8 @@ NEUTRAL_SAMPLING: dict[str, tuple[object, ...]] = {
     "beam_width": (),
     "watermark": (),
 }
+#: Booleans that are about text alone: of engines without a tokenizer they ask for nothing.
+ABOUT_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"})
 #: Sampling keys that change no token: how many of them an event brings. The gateway does that (`generate.py`).
 HINTS = frozenset({"stream_interval"})
 
@@ -190,12 +192,14 @@ class Asked:
     media: tuple[str, ...]
 
 
-def translate(body: Mapping[str, object], headers: Sequence[tuple[bytes, bytes]] = ()) -> Asked:
-    """The message. Raises `CannotCarry`, which names the field."""
+def translate(
+    body: Mapping[str, object], headers: Sequence[tuple[bytes, bytes]] = (), *, tokenizer: bool = True
+) -> Asked:
+    """The message. `tokenizer`: the engine has one. Raises `CannotCarry`, which names the field."""
     message = pb.GenerateRequest(return_text=True, stream=False)
     asked = Asked(message, None, False, 1, 0, ())
     try:
-        _fill(asked, body)
+        _fill(asked, body, tokenizer)
         for name, value in headers:
             if name in TRACES:
                 message.trace_headers[name.decode()] = value.decode("latin-1")
@@ -204,7 +208,7 @@ def translate(body: Mapping[str, object], headers: Sequence[tuple[bytes, bytes]]
     return asked
 
 
-def _fill(asked: Asked, body: Mapping[str, object]) -> None:
+def _fill(asked: Asked, body: Mapping[str, object], tokenizer: bool) -> None:
     message = asked.message
     for name, value in body.items():
         if value is None or name in ("sampling_params", *_BOOTSTRAP):
@@ -225,7 +229,7 @@ def _fill(asked: Asked, body: Mapping[str, object]) -> None:
         asked.text = None  # ids win where both are given
     elif asked.media:
         raise CannotCarry("text", "gRPC carries media only beside input_ids")
-    _sample(asked, body.get("sampling_params"))
+    _sample(asked, body.get("sampling_params"), tokenizer)
     _meet(message, body)
 
 
@@ -297,7 +301,7 @@ _SPECIAL: dict[str, Callable[[Asked, str, object], None]] = {
 }
 
 
-def _sample(asked: Asked, given: object) -> None:
+def _sample(asked: Asked, given: object, tokenizer: bool) -> None:
     if given is None:
         return
     if not isinstance(given, dict):
@@ -320,6 +324,8 @@ def _sample(asked: Asked, given: object) -> None:
                 setattr(params, field, checked)
         elif name in GUIDED:
             guided = _guide(params.guided_decoding, name, value, guided)
+        elif name in ABOUT_TEXT and not tokenizer:
+            boolean(name, value)
         elif name in HINTS:
             asked.interval = max(integer(name, value), 0)
         else:
