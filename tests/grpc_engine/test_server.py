@@ -231,12 +231,16 @@ async def test_a_deaf_server_takes_no_more_than_its_windows() -> None:
 
 
 async def test_settings_are_those_of_stock() -> None:
-    async with talking(echo) as (_, client):
+    async with talking(echo) as (server, client):
         await wait_all_tasks_blocked()
         assert client.settings[3] == ALL_STREAMS
         assert client.settings[4] == 1 << 20
+        server.wires[0].deaf = True
         answer = await client.open(methods.GENERATE)
         assert client.room(answer) == 1 << 20
+        await client.send(answer, bytes(600_000), end=False)
+        beside = await client.open(methods.GENERATE)
+        assert client.room(beside) == (1 << 20) - 600_000  # the connection's own window is no larger
 
 
 async def test_a_stream_too_many_is_refused() -> None:

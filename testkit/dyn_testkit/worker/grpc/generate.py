@@ -44,6 +44,7 @@ async def generate(worker: MockWorker, index: int, call: Call, request: Asked) -
     headers = tuple((name.encode(), value.encode()) for name, value in call.metadata)
     worker.record(Request("POST", "/generate", headers, data), index)
     seen = Seen(len(worker.generates) - 1, rid, data, grpc=True)
+    deaths = worker.deaths
     inject = plant(worker, _fault(worker, call, seen), seen, call)
     text = isinstance(request, pb.GenerateRequest) and request.return_text
     try:
@@ -56,7 +57,7 @@ async def generate(worker: MockWorker, index: int, call: Call, request: Asked) -
         worker.die()
         await trio.lowlevel.checkpoint()
     finally:
-        if call.left:
+        if call.left and worker.deaths == deaths:
             worker.record_disconnect()
 
 
