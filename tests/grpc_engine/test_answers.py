@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-from engine_kit import MODEL, PROMPT, engine, generate, wanted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
@@ -18,6 +17,7 @@ from dyn_relay.grpc.status import Code
 from dyn_testkit import strategies
 from dyn_testkit.tokenizer import BYTE_LEVEL
 from dyn_testkit.worker import Dialect, MockWorker
+from tests.grpc_engine.engine_kit import MODEL, PROMPT, engine, generate, wanted
 
 #: What two generations of the same differ in.
 MEASURED = ("id", "e2e_latency", "response_sent_to_client_ts")

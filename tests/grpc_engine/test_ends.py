@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import trio
-from engine_kit import PROMPT, engine, generate, wanted
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dyn_relay.grpc import methods
@@ -17,6 +16,7 @@ from dyn_relay.grpc.status import Code
 from dyn_testkit.grpc.client import ask, open_client
 from dyn_testkit.tokenizer import BYTE_LEVEL
 from dyn_testkit.worker import MockWorker
+from tests.grpc_engine.engine_kit import PROMPT, engine, generate, wanted
 
 GUIDED = pb.GuidedDecoding
 

@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import pytest
 import trio
-from engine_kit import MODEL, engine, generate, wanted
 from trio.testing import MockClock
 
 from dyn_relay.grpc import methods
@@ -20,6 +19,7 @@ from dyn_testkit import faults
 from dyn_testkit.faults import Fault, FaultNeverHappened, FaultPlan, Kind, What, Where, nth, parse_fault
 from dyn_testkit.grpc.client import ask, open_client
 from dyn_testkit.worker import MockWorker, WorkerOptions
+from tests.grpc_engine.engine_kit import MODEL, engine, generate, wanted
 
 TOKENS = 8
 OK, CANCELLED, UNKNOWN, EXHAUSTED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 8, 12, 13, 14

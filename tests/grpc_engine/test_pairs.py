@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import trio
-from engine_kit import MODEL, PROMPT, generate, wanted
 from trio.testing import MockClock
 
 from dyn_relay.grpc import sglang_pb2 as pb
@@ -18,6 +17,7 @@ from dyn_testkit.fleet import Pair, open_pair
 from dyn_testkit.oracle import Oracle
 from dyn_testkit.simnet import SimNetwork
 from dyn_testkit.worker import WorkerOptions
+from tests.grpc_engine.engine_kit import MODEL, PROMPT, generate, wanted
 
 ROOM = 2**63 - 1
 OPTIONS = WorkerOptions(model=MODEL, tick=1.0, grpc_port=2, bootstrap_timeout=60.0, waiting_timeout=60.0)

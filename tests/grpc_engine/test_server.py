@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import trio
-from engine_kit import URL, serving, talking
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -21,6 +20,7 @@ from dyn_testkit.grpc import MAX_MESSAGE, Call, CallGone, Limits, Status, frame
 from dyn_testkit.grpc.client import open_client
 from dyn_testkit.grpc.wire import ALL_STREAMS
 from dyn_testkit.simnet import Link
+from tests.grpc_engine.engine_kit import URL, serving, talking
 
 REQUEST = pb.GenerateRequest(input_ids=[1, 2, 3])
 NOWHERE = Method("/sglang.runtime.v1.SglangService/Nope", pb.GenerateRequest, pb.GenerateResponse)
