@@ -140,7 +140,7 @@ PAIRS = Scenario(
     name="pairs",
     workers=(2, 3),
     prefills=(2, 3),
-    faults=(2, 9),
+    faults=(2, 20),
     kinds=(
         *sorted(OF_PAIRS),
         "kill",
