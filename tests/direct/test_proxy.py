@@ -61,8 +61,8 @@ async def test_one_of_two_dies_under_twenty_streams(autojump_clock):
 
 
 async def test_a_goaway_moves_only_the_calls_of_its_connection(autojump_clock):
-    """Eight calls share one; sixty have others."""
-    plan = FaultPlan.of(Fault(faults.at_token(5), faults.goaway(0), nth(3)))
+    """Of five hundred calls over few connections, eight share one."""
+    plan = FaultPlan.of(Fault(faults.at_token(5), faults.goaway(0), nth(200)))
     async with direct(options=WorkerOptions(tick=0.1), plans=[plan, None], policy="round_robin") as w:
         answers = {}
 
@@ -70,12 +70,14 @@ async def test_a_goaway_moves_only_the_calls_of_its_connection(autojump_clock):
             answers[number] = await w.ask(body(number))
 
         async with trio.open_nursery() as nursery:
-            for number in range(60):
+            for number in range(500):
                 nursery.start_soon(client, number)
         assert all(judged(answer, body(number), ORACLE) == [] for number, answer in answers.items())
         await w.quiet()
+        plan.verify()
         moved = [row for row in w.rows if len(row["attempts"]) > 1]
         assert 0 < len(moved) <= 8
+        assert len(w.rows) == 500
 
 
 async def test_a_mixed_fleet(autojump_clock):
