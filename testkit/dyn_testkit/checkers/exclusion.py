@@ -9,6 +9,8 @@ from dyn_testkit.history import History
 
 #: Ends of an attempt that say nothing about its worker: the request may stay.
 _STAYS = (None, "left", "stale", "moved")
+#: Of a prefill worker: it may be the decode worker beside it that kept it waiting.
+_SILENT = ("stall", "first_token")
 
 
 def check(history: History) -> Iterator[Finding]:
@@ -32,3 +34,5 @@ def check(history: History) -> Iterator[Finding]:
             failed = failed_at(attempt)
             if attempt["cause"] not in _STAYS:
                 (doubtful if failed is None else excluded).update([failed] if failed else places(attempt))
+                if attempt["cause"] in _SILENT:
+                    doubtful.update(place for place in places(attempt)[:1] if place != failed)

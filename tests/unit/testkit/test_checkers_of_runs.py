@@ -9,7 +9,7 @@ from checker_runs import HERE, ROW, RUNS, WHOLE, run
 from test_checkers import CORRUPTIONS
 from tests.recorded_answers import IDS, PROMPT, record
 
-from dyn_testkit.checkers import CHECKERS, check
+from dyn_testkit.checkers import CHECKERS, check, exclusion
 from dyn_testkit.history import (
     Arrival,
     End,
@@ -26,6 +26,47 @@ from dyn_testkit.history import (
 def test_what_is_wrong_about_a_run_is_found(name: str) -> None:
     history, expected = RUNS[name]
     assert {finding.check for finding in check(history)} == expected
+
+
+PAIRED = {"workers": ["http://a", "http://b", "http://c"], "prefills": ["http://p", "http://q"]}
+
+
+@pytest.mark.parametrize(
+    ("tried", "wrong"),
+    [
+        ((("a", "p", "cut", "end of stream"), ("a", "q", None, "")), True),
+        ((("a", "p", "cut", "prefill: end of stream"), ("a", "q", None, "")), False),
+        ((("a", "p", "cut", "prefill: end of stream"), ("b", "p", None, "")), True),
+        # A prefill worker that is silent may have been kept waiting by the decode worker beside it.
+        (
+            (
+                ("a", "p", "stall", "prefill: no answer"),
+                ("b", "q", "cut", "cut"),
+                ("c", "q", "cut", "cut"),
+                ("b", "q", None, ""),
+            ),
+            False,
+        ),
+        (
+            (
+                ("a", "p", "cut", "prefill: cut"),
+                ("b", "q", "cut", "cut"),
+                ("c", "q", "cut", "cut"),
+                ("b", "q", None, ""),
+            ),
+            True,
+        ),
+        # An engine's own words are not told: it may have been either.
+        ((("a", "p", "failed", ""), ("a", "q", None, "")), False),
+    ],
+)
+def test_who_of_a_pair_failed_is_left_out(tried: tuple[tuple[str, str, str | None, str], ...], wrong: bool) -> None:
+    attempts = [
+        {"number": number, "url": f"http://{url}", "prefill_url": f"http://{prefill}", "cause": cause, "detail": words}
+        for number, (url, prefill, cause, words) in enumerate(tried)
+    ]
+    history = run({**ROW, "attempts": attempts}, limits=PAIRED)
+    assert bool(list(exclusion.check(history))) == wrong
 
 
 def test_memory_that_grows_is_found() -> None:
