@@ -23,13 +23,15 @@ def check(history: History) -> Iterator[Finding]:
         #: One of each two has failed; the row does not tell which one.
         doubtful: set[str] = set()
         for attempt in row["attempts"]:
-            rest = {role: workers - excluded - doubtful for role, workers in roles.items() if attempt.get(role)}
-            if not all(rest.values()):
-                excluded.clear()  # another lap
-                doubtful.clear()
-            for role, others in rest.items():
+            asked = {role: workers for role, workers in roles.items() if attempt.get(role)}
+            if not all(workers - excluded for workers in asked.values()):
+                excluded, doubtful = set(), set()  # another lap, over all
+            elif not all(workers - excluded - doubtful for workers in asked.values()):
+                excluded, doubtful = set(), excluded | doubtful  # or not: it depends on whom the doubt is about
+            for role, workers in asked.items():
                 if attempt[role] in excluded:
-                    what = f"attempt {attempt['number']} is {attempt[role]}'s again, not {', '.join(sorted(others))}"
+                    others = ", ".join(sorted(workers - excluded - doubtful))
+                    what = f"attempt {attempt['number']} is {attempt[role]}'s again, not {others}"
                     yield Finding(row["rid"], "exclusion", what)
             failed = failed_at(attempt)
             if attempt["cause"] not in _STAYS:

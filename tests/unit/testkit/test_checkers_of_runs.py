@@ -56,6 +56,35 @@ PAIRED = {"workers": ["http://a", "http://b", "http://c"], "prefills": ["http://
             ),
             True,
         ),
+        # Whether all have failed depends on who was busy.
+        (
+            (
+                ("a", "p", "busy", ""),
+                ("b", "q", "cut", "cut"),
+                ("c", "q", "cut", "prefill: cut"),
+                ("c", "q", "cut", "prefill: cut"),
+            ),
+            False,
+        ),
+        # Who begins again begins with all.
+        (
+            (
+                ("a", "p", "cut", "cut"),
+                ("b", "p", "cut", "cut"),
+                ("c", "p", "cut", "prefill: cut"),
+                ("c", "q", "cut", "cut"),
+                ("a", "p", None, ""),
+            ),
+            False,
+        ),
+        (
+            (
+                ("a", "p", "cut", "cut"),
+                ("b", "p", "cut", "prefill: cut"),
+                ("b", "p", None, ""),
+            ),
+            True,
+        ),
         # An engine's own words are not told: it may have been either.
         ((("a", "p", "failed", ""), ("a", "q", None, "")), False),
     ],
