@@ -224,3 +224,15 @@ def test_whitespace_is_decodes_own():
     prefilled.told([answer(reason=FINISH, routed_experts=rows(1, 2, 3))])
     events = [event()]
     assert list(prefilled.take(events)) == events
+
+
+@pytest.mark.parametrize("nothing", [None, []])
+def test_a_finish_of_deltas_takes_back_nothing(nothing):
+    """The prefill worker's token came before its finish, which then has no rows."""
+    prefilled = made(**IDS)
+    rows = {"input_token_logprobs": INPUTS[2:], "output_token_ids_logprobs": [[[-1.5, 3, None]]]}
+    after = {"input_token_logprobs": [], "output_token_ids_logprobs": nothing}
+    prefilled.told([answer(**rows), answer(reason=FINISH, **after)])
+    [meta] = metas(prefilled.take([event(output_token_ids_logprobs=[None], input_token_logprobs=[])]))
+    assert meta["output_token_ids_logprobs"] == [[[-1.5, 3, None]]]
+    assert meta["input_token_logprobs"] == INPUTS[2:]

@@ -103,7 +103,11 @@ class Prefilled:
                     return found, ()
                 index, meta = at if event.index is None else event.index, meta_of(answer)
                 self._check(index, meta)
-                parts.setdefault(index, {}).update((name, meta[name].copy()) for name in meta if self._wants(name))
+                part = parts.setdefault(index, {})
+                # A finish without a token of its own has nothing to say in deltas; that takes nothing back.
+                for name, value in meta.items():
+                    if self._wants(name) and not (name in part and bytes(value) in _NOTHING):
+                        part[name] = value.copy()
         if parts.keys() != set(range(self._answers)):
             raise Foreign(f"the prefill worker has answered {len(parts)} of {self._answers} prompts")
         for replay in self._replays.values():
