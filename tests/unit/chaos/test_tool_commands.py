@@ -71,11 +71,13 @@ def test_a_taken_port_is_one_line() -> None:
 
 
 def test_help_names_every_fault_and_every_place() -> None:
-    numbered = {Kind.STATUS, Kind.ABORT_EVENT}
+    numbered = {Kind.STATUS, Kind.ABORT_EVENT, Kind.DELAY, Kind.GRPC_STATUS, Kind.RST_STREAM}
     assert {kind.value for kind in set(Kind) - numbered} | {"abort"} == set(testkit.WHAT)
+    assert {kind.value for kind in numbered - {Kind.STATUS, Kind.ABORT_EVENT}} <= set(testkit.NUMBERED)
     shown = " ".join(CliRunner().invoke(testkit.main, ["--help"]).output.split())
     assert ", ".join(testkit.WHAT) in shown
     assert ", ".join(testkit.WHERE) in shown
+    assert all(f"{word}CODE" in shown for word in testkit.NUMBERED)
     for what in (*testkit.WHAT, "abort503", "503"):
         assert testkit._fault(f"0:{what}@{'0' if 'abort' in what else 'head'}")
     for where in (*testkit.WHERE, "0", "12"):
