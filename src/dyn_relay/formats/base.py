@@ -276,6 +276,12 @@ class Exchange(Protocol):
         back: see `last_words`. After `end` is set, further events are ignored. Raises `CannotComplete`.
         """
 
+    def passes(self, data: bytes) -> bool:
+        """Is an event with this payload only more of the same, which the client of a stream gets as it is?
+
+        If so, it has been taken. Else nothing was done: `feed` it.
+        """
+
     def body(self, data: bytes, now: float) -> None:
         """The whole body of a `Reading.WHOLE` answer. Sets `end`, unless there is a `question`."""
 

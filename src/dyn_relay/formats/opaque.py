@@ -78,6 +78,9 @@ class OpaqueExchange:
     def feed(self, events: Sequence[Event], now: float) -> bytes:
         raise AssertionError("an opaque answer is never split into events")
 
+    def passes(self, data: bytes) -> bool:
+        raise AssertionError("an opaque answer is never split into events")
+
     def body(self, data: bytes, now: float) -> None:
         raise AssertionError("an opaque answer is never collected")
 

@@ -18,6 +18,8 @@ class ResponseReader:
     __slots__ = (
         "_bare_bytes",
         "_body",
+        "_chunked",
+        "_in_chunk",
         "_interim",
         "_no_body",
         "_parser",
@@ -43,6 +45,7 @@ class ResponseReader:
         #: The peer has sent something, be it a part of an interim response.
         self.bytes_seen = False
         self._body: list[bytes] = []
+        self._chunked = self._in_chunk = False
         self._bare_bytes = 0
         self._interim = False
         self._no_body = no_body
@@ -81,6 +84,11 @@ class ResponseReader:
         body.clear()
         return out
 
+    def at_chunk(self, data: bytes) -> bool:
+        """After `feed(data)`: does the next byte begin another chunk, or the end?"""
+        # A chunk's size without its LF is the only other thing that can stand between two chunks.
+        return self._chunked and not self._in_chunk and not self.complete and data.endswith(b"\n")
+
     def eof(self) -> bool:
         """The peer closed. True if that completes the response (or it was complete), False if it was cut."""
         if self.close_delimited and self.head_complete:
@@ -113,11 +121,18 @@ class ResponseReader:
             raise BadResponse("the only transfer coding understood is chunked")
         self.status = status
         self.head_complete = True
+        self._chunked = bool(codings)
         if self._no_body:
             self._finish()
             return
         sized = any(name == b"content-length" for name, _ in self.headers)
         self.close_delimited = not codings and not sized and status not in (204, 304)
+
+    def on_chunk_header(self) -> None:
+        self._in_chunk = True
+
+    def on_chunk_complete(self) -> None:
+        self._in_chunk = False
 
     def on_body(self, data: bytes) -> None:
         if not self.complete:

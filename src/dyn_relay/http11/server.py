@@ -310,6 +310,11 @@ class ServerConnection:
             self._remaining -= len(data)
         return head + data + (self.last() if last else b"")
 
+    @property
+    def in_chunks(self) -> bool:
+        """The streamed answer is framed by chunks: one that has another's size and bytes is its frame."""
+        return self._chunked
+
     def last(self) -> bytes:
         """The end of the streamed answer. A sized body that lacks bytes stays incomplete: `serve` will break it off."""
         self.complete = not self._remaining

@@ -23,6 +23,25 @@ LARGE = 1 << 20
 _OVERLAP = 2
 
 
+def in_one_chunk(data: bytes) -> bytes | None:
+    """The payload of what is one chunk of one event of one data line, and nothing else, as engines write it; or None.
+
+    A chunk's size in another spelling than our own is None as well.
+    """
+    start = data.find(b"\r\n", 0, 18) + 2
+    end = len(data) - 4
+    if (
+        start < 3
+        or data[end:] != b"\n\n\r\n"
+        or data[start : start + 6] != b"data: "
+        or data.find(b"\n", start) != end
+        or data[end - 1] == 13
+        or data[: start - 2] != b"%x" % (end + 2 - start)
+    ):
+        return None
+    return data[start + 6 : end]
+
+
 class Splitter:
     """Cuts one stream into its events. Sans-IO; linear in the bytes fed, however they are fragmented."""
 

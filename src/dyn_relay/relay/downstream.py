@@ -137,6 +137,11 @@ class Downstream:
         self._finished = True
         return self.wrap(body, last=True)
 
+    @property
+    def takes_chunks(self) -> bool:
+        """What `wrap` makes of body bytes is the one chunk of them."""
+        return self._head_sent and self.connection.in_chunks
+
     async def send(self, data: bytes) -> None:
         """Wire bytes that `wrap` or `finish` gave. Raises `ConnectionBroken`."""
         await self.client.send(data)

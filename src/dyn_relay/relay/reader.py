@@ -10,7 +10,7 @@ import trio
 from dyn_relay.formats.base import Answer, End, Event, Exchange, Reading
 from dyn_relay.http11.errors import BadResponse
 from dyn_relay.http11.response import ResponseReader
-from dyn_relay.http11.sse import Splitter
+from dyn_relay.http11.sse import Splitter, in_one_chunk
 from dyn_relay.relay.downstream import Downstream
 
 #: Most that is read of a worker's whole answer (an error, or the unary answer of a worker that does not stream), bytes.
@@ -26,8 +26,10 @@ class AnswerReader:
         "_clock",
         "_downstream",
         "_exchange",
+        "_max_event",
         "_on_token",
         "_splitter",
+        "_straight",
         "_whole",
         "_whole_size",
         "done",
@@ -60,6 +62,9 @@ class AnswerReader:
         self._downstream = downstream
         self._on_token = on_token
         self._splitter = Splitter(max_event)
+        self._max_event = max_event
+        #: Nothing is half read, and the client's framing is the worker's: a chunk of an event may pass as it is.
+        self._straight = False
         self._whole: list[bytes] = []
         self._whole_size = 0
         self._clock = trio.current_time
@@ -73,6 +78,11 @@ class AnswerReader:
 
     def feed(self, data: bytes) -> bytes:
         """Raises `BadResponse`, `EventTooLarge`."""
+        if self._straight:
+            payload = in_one_chunk(data)
+            if payload is not None and len(data) <= self._max_event and self._exchange.passes(payload):
+                self.last_event = self.last_token = self._downstream.last_write = self._clock()
+                return data
         response = self.response
         body = response.feed(data)
         if self.reading is None:
@@ -80,7 +90,10 @@ class AnswerReader:
                 return b""
             self._head()
         if self.reading is Reading.EVENTS:
-            return self._events(body)
+            out = self._events(body)
+            straight = response.at_chunk(data) and not self._splitter.pending and not self.done
+            self._straight = straight and self._downstream.takes_chunks
+            return out
         if body:
             self.last_event = self._clock()
         return self._body(body, response.complete)

@@ -75,13 +75,18 @@ class Prefilled:
         self._held: list[Event] = []
 
     @property
+    def adds(self) -> bool:
+        """Something of the decode worker's events is to be joined with it."""
+        return self._inputs or self._ids or bool(self._replays)
+
+    @property
     def waits(self) -> bool:
         """Nothing more can be taken before it is there."""
         return bool(self._held)
 
     def take(self, events: Sequence[Event]) -> Sequence[Event]:
         """The decode worker's events as the client may see them; those that have to wait come with `told`."""
-        if not (self._inputs or self._replays or self._ids):
+        if not self.adds:
             return events
         if self._parts is not None:
             return [self._merged(event, self._parts) for event in events]

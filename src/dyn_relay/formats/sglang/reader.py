@@ -61,7 +61,8 @@ class Reader(Account):
         self._attempt, self._settled = attempt, False
         self.attempt_tokens = 0
         self.end, self.detail, self.accuses, self._held, self._fault = None, "", False, b"", None
-        self._finished = self._aborted = False
+        self._finished = self._aborted = self._even = False
+        self._steady = None
         if not self.verdict.migratable:
             self._take = self._blind
         elif not self.streaming:
@@ -70,6 +71,7 @@ class Reader(Account):
             plain = attempt.rid == self.rid and not attempt.base and not self._request.hides_prompt
             plain = plain and self._dialect in (None, attempt.hint)
             self._take = self._plain if plain else self._rebased
+            self._even = plain and not self._ledger.replays
 
     @property
     def question(self) -> Outbound | None:
@@ -119,6 +121,8 @@ class Reader(Account):
                 if not data:
                     if self.streaming:
                         out.append(whole)
+                elif self._steady is not None and whole and self.passes(data):
+                    out.append(whole)
                 elif data == DONE:
                     out.append(self._done(whole))
                 else:

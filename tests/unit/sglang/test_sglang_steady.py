@@ -1,0 +1,199 @@
+"""Events that only bring more tokens pass quickly, and what is counted of them is what reading them whole counts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import event as seen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sglang_kit import SSE_HEAD, Engine, dumps, opened, sse
+
+from dyn_relay.formats.base import Event
+from dyn_relay.formats.sglang.exchange import SglangExchange
+from dyn_relay.formats.traits import Traits
+
+BODY = {"rid": "r", "input_ids": [5, 6, 7], "stream": True, "return_logprob": True}
+
+
+def begun(body: dict[str, Any], incremental: bool | None) -> SglangExchange:
+    traits = Traits(sampling_defaults={}, incremental=incremental)
+    exchange = opened(body, traits)
+    exchange.dispatch(traits, "r", 0.0)
+    exchange.head(200, SSE_HEAD)
+    return exchange
+
+
+def take(exchange: SglangExchange, one: Event) -> tuple[bytes, bool]:
+    """As the relay does: what passes goes out as it is."""
+    if exchange.passes(one[1]):
+        return one[0], True
+    return exchange.feed([one], 1.0), False
+
+
+def state(exchange: SglangExchange) -> tuple[object, ...]:
+    return exchange.delivered, exchange.attempt_tokens, exchange.end, exchange.detail, exchange.leavable
+
+
+def asked_next(exchange: SglangExchange) -> bytes:
+    """What the next worker is asked after a cut: it shows every token that was kept."""
+    return exchange.dispatch(Traits(sampling_defaults={}), "r2", 9.0).body
+
+
+bodies = st.fixed_dictionaries(
+    {
+        "most": st.integers(2, 40),
+        "logprobs": st.booleans(),
+        "tops": st.integers(0, 1),
+        "rid": st.sampled_from("r\u00e9]"),
+    }
+).map(
+    lambda drawn: {
+        **BODY,
+        "return_logprob": drawn["logprobs"],
+        "top_logprobs_num": drawn["tops"] if drawn["logprobs"] else 0,
+        "sampling_params": {"max_new_tokens": drawn["most"]},
+    }
+)
+
+
+@settings(max_examples=512)
+@given(
+    body=bodies,
+    dialect=st.sampled_from(["cumulative", "incremental", "mixed"]),
+    chunks=st.lists(st.integers(1, 4), max_size=12),
+    cut=st.integers(0, 60),
+    told=st.booleans(),
+    turn=st.none() | st.integers(0, 9),
+)
+def test_what_passes_is_counted_as_what_is_read(
+    body: dict[str, Any], dialect: str, chunks: list[int], cut: int, told: bool, turn: int | None
+) -> None:
+    events = Engine(dialect, tuple(chunks), turn=turn).events(body)
+    incremental = dialect == "incremental" if told else None
+    quick, slow = begun(body, incremental), begun(body, incremental)
+    passed = 0
+    for one in events[:cut]:
+        out, went = take(quick, one)
+        passed += went
+        assert (out, state(quick)) == (slow.feed([one], 1.0), state(slow))
+    seen(f"passed: {bool(passed)}")
+    if quick.end is None and quick.complete(2.0) is None and slow.complete(2.0) is None:
+        assert asked_next(quick) == asked_next(slow)
+
+
+@pytest.mark.parametrize("dialect", ["cumulative", "incremental", "mixed"])
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_almost_all_events_pass(dialect: str, logprobs: bool) -> None:
+    body = {**BODY, "return_logprob": logprobs, "sampling_params": {"max_new_tokens": 40}}
+    exchange = begun(body, dialect == "incremental")
+    passed = sum(take(exchange, one)[1] for one in Engine(dialect).events(body))
+    assert passed >= 37  # not the first two, which show the dialect, nor the finish
+    assert exchange.delivered == 40
+
+
+def test_nothing_passes_after_the_finish() -> None:
+    body = {**BODY, "sampling_params": {"max_new_tokens": 5}}
+    events = Engine("incremental").events(body)
+    exchange = begun(body, True)
+    for one in events[:-1]:
+        take(exchange, one)
+    late = json.loads(events[3][1])
+    late["meta_info"]["completion_tokens"] = 6
+    assert not exchange.passes(dumps(late))
+    assert exchange.delivered == 5
+
+
+def changed(one: Event, change: str) -> Event:
+    """The event with something that is no more of the same."""
+    body = json.loads(one[1])
+    meta = body["meta_info"]
+    match change:
+        case "an id of old":
+            body["output_ids"][0] += 1
+        case "an id too many":
+            body["output_ids"].append(3)
+        case "an id too few":
+            del body["output_ids"][-1]
+        case "a count too many":
+            meta["completion_tokens"] += 1
+        case "a count that goes back":
+            meta["completion_tokens"] = 1
+        case "another's":
+            meta["id"] = "q"
+        case "other weights":
+            meta["weight_version"] = "w"
+        case "no count":
+            del meta["completion_tokens"]
+        case "no ids":
+            del body["output_ids"]
+        case "text for an id":
+            body["output_ids"][-1] = "7"
+        case "a negative id":
+            body["output_ids"][-1] = -7
+        case "an id beyond all":
+            body["output_ids"][-1] = 1 << 70
+        case "ids late":
+            body = {"meta_info": meta, "output_ids": body["output_ids"]}
+        case "a row of old":
+            meta["output_token_logprobs"][0][0] = -1.25
+        case "rows elsewhere":
+            body["output_token_logprobs"] = meta.pop("output_token_logprobs")
+        case "spans":
+            meta["weight_versions"] = [{"version": "default", "start": 0, "end": meta["completion_tokens"]}]
+        case "abort":
+            meta["finish_reason"] = {"type": "abort", "message": "m", "status_code": 500, "err_type": None}
+        case "error":
+            body = {"error": {"message": "m", "code": 500}}
+    return sse(body)
+
+
+CHANGES = [
+    "an id of old",
+    "an id too many",
+    "an id too few",
+    "a count too many",
+    "a count that goes back",
+    "another's",
+    "other weights",
+    "no count",
+    "no ids",
+    "text for an id",
+    "a negative id",
+    "an id beyond all",
+    "ids late",
+    "a row of old",
+    "rows elsewhere",
+    "spans",
+    "abort",
+    "error",
+]
+
+
+@pytest.mark.parametrize("dialect", ["cumulative", "incremental"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_not_more_of_the_same_is_read_as_ever(dialect: str, change: str) -> None:
+    body = {**BODY, "sampling_params": {"max_new_tokens": 12}}
+    events = Engine(dialect).events(body)
+    quick, slow = begun(body, dialect == "incremental"), begun(body, dialect == "incremental")
+    for one in [*events[:6], changed(events[6], change), *events[7:9]]:
+        out, _ = take(quick, one)
+        assert (out, quick.end, quick.detail) == (slow.feed([one], 1.0), slow.end, slow.detail)
+        if quick.end is not None:
+            break
+        assert state(quick) == state(slow)
+    if slow.verdict.migratable and quick.complete(2.0) is None and slow.complete(2.0) is None:
+        assert asked_next(quick) == asked_next(slow)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b'{"output_ids":[', b"\xff", b"[" * 5000])
+@pytest.mark.parametrize("dialect", ["cumulative", "incremental"])
+def test_what_is_no_event_does_not_pass(dialect: str, garbage: bytes) -> None:
+    body = {**BODY, "sampling_params": {"max_new_tokens": 12}}
+    exchange = begun(body, dialect == "incremental")
+    for one in Engine(dialect).events(body)[:5]:
+        take(exchange, one)
+    assert not exchange.passes(garbage)
+    assert exchange.delivered == 5
