@@ -18,11 +18,14 @@ from dyn_relay.formats.traits import Traits
 BODY = {"rid": "r", "input_ids": [5, 6, 7], "stream": True, "return_logprob": True}
 
 
-def begun(body: dict[str, Any], incremental: bool | None) -> SglangExchange:
+def begun(body: dict[str, Any], incremental: bool | None, *, slow: bool = False) -> SglangExchange:
+    """`slow`: each event is read whole."""
     traits = Traits(sampling_defaults={}, incremental=incremental)
     exchange = opened(body, traits)
     exchange.dispatch(traits, "r", 0.0)
     exchange.head(200, SSE_HEAD)
+    if slow:
+        exchange._even = False
     return exchange
 
 
@@ -73,7 +76,7 @@ def test_what_passes_is_counted_as_what_is_read(
 ) -> None:
     events = Engine(dialect, tuple(chunks), turn=turn).events(body)
     incremental = dialect == "incremental" if told else None
-    quick, slow = begun(body, incremental), begun(body, incremental)
+    quick, slow = begun(body, incremental), begun(body, incremental, slow=True)
     passed = 0
     for one in events[:cut]:
         out, went = take(quick, one)
@@ -177,7 +180,8 @@ CHANGES = [
 def test_what_is_not_more_of_the_same_is_read_as_ever(dialect: str, change: str) -> None:
     body = {**BODY, "sampling_params": {"max_new_tokens": 12}}
     events = Engine(dialect).events(body)
-    quick, slow = begun(body, dialect == "incremental"), begun(body, dialect == "incremental")
+    incremental = dialect == "incremental"
+    quick, slow = begun(body, incremental), begun(body, incremental, slow=True)
     for one in [*events[:6], changed(events[6], change), *events[7:9]]:
         out, _ = take(quick, one)
         assert (out, quick.end, quick.detail) == (slow.feed([one], 1.0), slow.end, slow.detail)
