@@ -36,8 +36,11 @@ def take(exchange: SglangExchange, one: Event) -> tuple[bytes, bool]:
     return exchange.feed([one], 1.0), False
 
 
-def state(exchange: SglangExchange) -> tuple[object, ...]:
-    return exchange.delivered, exchange.attempt_tokens, exchange.end, exchange.detail, exchange.leavable
+def state(exchange: SglangExchange) -> list[object]:
+    """What the client was given, and all that was noted of it."""
+    one = exchange._attempt
+    noted = [one.tokens, one.events, one.last_delta, one.newest, one.dialect, one.marks, one.version, one.stated]
+    return [exchange.delivered, exchange.attempt_tokens, exchange.end, exchange.detail, exchange.leavable, *noted]
 
 
 def asked_next(exchange: SglangExchange) -> bytes:
