@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sglang_kit import SSE_HEAD, Engine, dumps, opened, sse
 
-from dyn_relay.formats.base import Event
+from dyn_relay.formats.base import End, Event
 from dyn_relay.formats.sglang.exchange import SglangExchange
 from dyn_relay.formats.traits import Traits
 
@@ -22,7 +22,7 @@ def begun(body: dict[str, Any], incremental: bool | None, *, slow: bool = False)
     """`slow`: each event is read whole."""
     traits = Traits(sampling_defaults={}, incremental=incremental)
     exchange = opened(body, traits)
-    exchange.dispatch(traits, "r", 0.0)
+    exchange.dispatch(traits, body["rid"], 0.0)
     exchange.head(200, SSE_HEAD)
     if slow:
         exchange._even = False
@@ -30,8 +30,8 @@ def begun(body: dict[str, Any], incremental: bool | None, *, slow: bool = False)
 
 
 def take(exchange: SglangExchange, one: Event) -> tuple[bytes, bool]:
-    """As the relay does: what passes goes out as it is."""
-    if exchange.passes(one[1]):
+    """As the relay does: what passes goes out as it is to the client of a stream."""
+    if exchange.streaming and exchange.passes(one[1]):
         return one[0], True
     return exchange.feed([one], 1.0), False
 
@@ -51,6 +51,7 @@ def asked_next(exchange: SglangExchange) -> bytes:
 bodies = st.fixed_dictionaries(
     {
         "most": st.integers(2, 40),
+        "stream": st.booleans(),
         "logprobs": st.booleans(),
         "tops": st.integers(0, 1),
         "rid": st.sampled_from("r\u00e9]"),
@@ -58,6 +59,8 @@ bodies = st.fixed_dictionaries(
 ).map(
     lambda drawn: {
         **BODY,
+        "rid": drawn["rid"],
+        "stream": drawn["stream"],
         "return_logprob": drawn["logprobs"],
         "top_logprobs_num": drawn["tops"] if drawn["logprobs"] else 0,
         "sampling_params": {"max_new_tokens": drawn["most"]},
@@ -86,6 +89,8 @@ def test_what_passes_is_counted_as_what_is_read(
         passed += went
         assert (out, state(quick)) == (slow.feed([one], 1.0), state(slow))
     seen(f"passed: {bool(passed)}")
+    if quick.end is End.FINISHED and not quick.streaming:
+        assert quick.answer(1.0) == slow.answer(1.0)
     if quick.end is None and quick.complete(2.0) is None and slow.complete(2.0) is None:
         assert asked_next(quick) == asked_next(slow)
 
@@ -98,6 +103,19 @@ def test_almost_all_events_pass(dialect: str, logprobs: bool) -> None:
     passed = sum(take(exchange, one)[1] for one in Engine(dialect).events(body))
     assert passed >= 37  # not the first two, which show the dialect, nor the finish
     assert exchange.delivered == 40
+
+
+def test_a_unary_answer_is_counted_quickly_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a cumulative stream only the newest event is needed."""
+    body = {**BODY, "stream": False, "sampling_params": {"max_new_tokens": 40}}
+    exchange = begun(body, False)
+    passed = []
+    passes = exchange.passes
+    monkeypatch.setattr(exchange, "passes", lambda data: passed.append(passes(data)) or passed[-1])
+    for one in Engine("cumulative").events(body):
+        assert exchange.feed([one], 1.0) == b""
+    assert passed.count(True) >= 37
+    assert len(json.loads(exchange.answer(1.0).body)["output_ids"]) == 40
 
 
 def test_nothing_passes_after_the_finish() -> None:

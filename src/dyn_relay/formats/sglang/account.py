@@ -84,7 +84,7 @@ class Account:
         self._finished = self._aborted = False
         #: Reads events of an attempt whose every trait is known: only their counts are still to be checked.
         self._steady: msgspec.json.Decoder[Delta] | Growing | None = None
-        #: The client gets the current attempt's events as they are, and nothing of them is needed but ids and text.
+        #: Of the current attempt's events nothing is needed but ids and text: a stream's client gets them as they are.
         self._even = False
         self._held = b""
         self._fault: Fault | None = None
@@ -241,7 +241,10 @@ class Account:
             if meta.finish_reason is not None and not self._aborted:
                 self._stops.learn(self._request, meta.finish_reason, before, total)
         elif self._even and attempt.dialect is not None and not (attempt.prefilled and attempt.prefilled.adds):
-            self._steady = delta_decoder if attempt.deltas else self._growing(data)
+            if not attempt.deltas:
+                self._steady = self._growing(data)
+            elif self.streaming:
+                self._steady = delta_decoder  # else its rows are gathered
         return before
 
     def _growing(self, data: bytes) -> Growing | None:

@@ -67,6 +67,7 @@ class Reader(Account):
             self._take = self._blind
         elif not self.streaming:
             self._take = self._folded
+            self._even = not self._ledger.replays
         else:
             plain = attempt.rid == self.rid and not attempt.base and not self._request.hides_prompt
             plain = plain and self._dialect in (None, attempt.hint)
@@ -118,11 +119,9 @@ class Reader(Account):
             for whole, data in events:
                 if self.end is not None:
                     break
-                if not data:
+                if not data or (self._steady is not None and (whole or not self.streaming) and self.passes(data)):
                     if self.streaming:
                         out.append(whole)
-                elif self._steady is not None and whole and self.passes(data):
-                    out.append(whole)
                 elif data == DONE:
                     out.append(self._done(whole))
                 else:
