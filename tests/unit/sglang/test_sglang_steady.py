@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import event as seen
 from hypothesis import given, settings
@@ -13,6 +14,8 @@ from sglang_kit import SSE_HEAD, Engine, dumps, opened, sse
 
 from dyn_relay.formats.base import End, Event
 from dyn_relay.formats.sglang.exchange import SglangExchange
+from dyn_relay.formats.sglang.growing import Growing
+from dyn_relay.formats.sglang.wire import Foreign
 from dyn_relay.formats.traits import Traits
 
 BODY = {"rid": "r", "input_ids": [5, 6, 7], "stream": True, "return_logprob": True}
@@ -222,3 +225,45 @@ def test_what_is_no_event_does_not_pass(dialect: str, garbage: bytes) -> None:
         take(exchange, one)
     assert not exchange.passes(garbage)
     assert exchange.delivered == 5
+
+
+def cumulative(ids: str, rows: str, total: int) -> bytes:
+    meta = f'"id":"r","output_token_logprobs":[{rows}],"completion_tokens":{total},"cached_tokens":0'
+    return f'{{"output_ids":[{ids}],"meta_info":{{{meta}}}}}'.encode()
+
+
+def test_what_was_read_before_is_cut_out() -> None:
+    growing = Growing(cumulative("10,11", "[1,10],[2,11]", 2))
+    for ids, rows, total, brought in [
+        ("10,11,12", "[1,10],[2,11],[3,12]", 3, [12]),
+        ("10,11,12,13,14", "[1,10],[2,11],[3,12],[4,13],[5,14]", 5, [13, 14]),
+    ]:
+        delta = growing.decode(cumulative(ids, rows, total))
+        assert delta.output_ids == brought
+        assert delta.meta_info is not None
+        assert delta.meta_info.completion_tokens == total
+
+
+@pytest.mark.parametrize(
+    ("ids", "rows"),
+    [
+        ("1,2,3,4,5", "[1,10],[2,11],[3,12]"),  # other ids that are as long
+        ("10,1157,8", "[1,10],[2,11],[3,12]"),  # an id that has become longer
+        ("10,11", "[1,10],[2,11],[3,12]"),
+        ("10", "[1,10],[2,11],[3,12]"),
+        ("10,11,12", "[1,10],[2,11]"),
+        ("10,11,12", "[1,10],[2,1}],[3,12]"),  # what is no JSON, where the rows of before would stand
+        ("10,11,12", "[9,10],[2,11],[3,12]"),
+        ("10,11,12", ""),
+    ],
+)
+def test_what_is_not_the_one_before_and_more_is_no_delta(ids: str, rows: str) -> None:
+    growing = Growing(cumulative("10,11", "[1,10],[2,11]", 2))
+    with pytest.raises((Foreign, msgspec.DecodeError)):
+        growing.decode(cumulative(ids, rows, 4))
+
+
+def test_other_words_between_ids_and_rows_are_no_delta() -> None:
+    growing = Growing(cumulative("10,11", "[1,10],[2,11]", 2))
+    with pytest.raises(Foreign):
+        growing.decode(cumulative("10,11,12", "[1,10],[2,11],[3,12]", 3).replace(b'"r"', b'"q"'))

@@ -69,10 +69,9 @@ class Growing:
             and event.startswith(between, grown)
             and event.startswith(rows, rows_at)
             and event[ids_end : ids_end + 1] == b","
-            and (not rows or event[cut : cut + 1] == b",")
         ):
             raise Foreign("not the one before and more")
-        rest = event[cut + 1 :] if rows else event[cut:]
+        rest = event[cut + 1 :] if rows else event[cut:]  # without the comma; what has none is no JSON then
         delta = _decoder.decode(b"".join((_OPENING, event[ids_end + 1 : grown], between, rest)))
         if rows:
             fresh = UNSET if delta.meta_info is None else delta.meta_info.output_token_logprobs
