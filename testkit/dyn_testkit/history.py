@@ -30,7 +30,7 @@ class Run(Entry, frozen=True, tag="run"):
     #: The router's rows are all here; the workers' arrivals are all here.
     traced: bool = False
     tapped: bool = False
-    #: The workers' URLs, if they are the same throughout the run, and each can take every request.
+    #: The workers' URLs, if they are the same throughout the run (but for leases), and each can take every request.
     workers: list[str] = []
     #: Those of prefill workers, if workers are pairs: the others are decode workers then.
     prefills: list[str] = []
@@ -113,8 +113,8 @@ class Reference(Record, frozen=True, tag="reference"):
 
 
 #: Attempts that are under way or begin may fail; it does not say that it is well; answers under way stop; new
-#: connections fail; clients do not take what is there.
-Harm = Literal["attempts", "health", "answers", "dials", "clients"]
+#: connections fail; clients do not take what is there; its lease may lapse, or be given back.
+Harm = Literal["attempts", "health", "answers", "dials", "clients", "lease"]
 
 
 class Fault(Entry, frozen=True, tag="fault"):
@@ -203,6 +203,14 @@ class Order(Entry, frozen=True, tag="order"):
     rid: str
 
 
+class Lease(Entry, frozen=True, tag="lease"):
+    """What the router has read of a worker's lease: it takes one, or renews it; of 0 seconds: it gives it back."""
+
+    worker: str
+    at: float
+    seconds: float
+
+
 class Sample(Entry, frozen=True, tag="sample"):
     """Some numbers at a time, by name: gauges of the router, its memory, its descriptors."""
 
@@ -217,7 +225,7 @@ class End(Entry, frozen=True, tag="end"):
     died: int | None = None
 
 
-_Line = Run | Record | Reference | Fault | Row | Arrival | Order | Sample | End
+_Line = Run | Record | Reference | Fault | Row | Arrival | Order | Lease | Sample | End
 
 
 @dataclass(slots=True)
@@ -231,6 +239,7 @@ class History:
     rows: list[dict[str, Any]] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
+    leases: list[Lease] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     end: End | None = None
     #: What checkers have worked out of the above, for each other; a history that is checked no longer grows.
@@ -260,6 +269,8 @@ class History:
                 self.arrivals.append(entry)
             case Order():
                 self.orders.append(entry)
+            case Lease():
+                self.leases.append(entry)
             case Sample():
                 self.samples.append(entry)
             case End():
@@ -273,6 +284,7 @@ class History:
         yield from self.records.values()
         yield from self.arrivals
         yield from self.orders
+        yield from self.leases
         yield from map(Row, self.rows)
         yield from self.samples
         if self.end:

@@ -12,7 +12,8 @@ import trio
 
 from dyn_relay.config import Config
 from dyn_testkit import checkers
-from dyn_testkit.checkers import Finding
+from dyn_testkit.checkers import Finding, tenure
+from dyn_testkit.client import fetch
 from dyn_testkit.determinism import run_seeded
 from dyn_testkit.history import Arrival, End, Fault, History, Order, Reference, Run, Sample
 from dyn_testkit.oracle import Oracle
@@ -26,6 +27,9 @@ from dyn_testkit.worker import MockWorker
 #: Seconds after the end of a fault in which an attempt may still fail of it, beside two stall timeouts: a worker whose
 #: health is good gets two of them.
 AFTERMATH = 30.0
+
+#: Seconds in which the router finds out that workers which have named themselves are well.
+JOINING = 10.0
 
 #: What SGLang 0.5.23 says to `users.mistaken`.
 TOP_P = '{"error":{"message":"top_p must be in (0, 1], got 2.0."}}'
@@ -67,8 +71,10 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
         if prefills:
             settings |= {"pd_disaggregation": True, "prefill": tuple(prefills), "decode": tuple(urls)}
         async with factory(
-            world.from_router, world.ROUTER, () if prefills else urls, plan.seed, settings
+            world.from_router, world.ROUTER, () if prefills else world.named, plan.seed, settings
         ) as world.router:
+            await world.run_sidecars(fleet)
+            await trio.sleep(JOINING if world.sidecars else 0)
             await _play(world, ran)
             config = Config(**plan.router)
             history.run = Run(
@@ -89,7 +95,8 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
             history.rows = [dict(row) for row in world.router.rows]
             history.arrivals = _arrivals(world)
             history.orders = _orders(world)
-            history.samples = [Sample(trio.current_time(), dict(world.router.gauges))]
+            history.leases = list(world.leases)
+            history.samples = [Sample(trio.current_time(), dict(world.router.gauges) | await _well(world))]
             history.end = End()
         fleet.cancel_scope.cancel()
     ran.duration = trio.current_time()
@@ -185,6 +192,15 @@ def _left(worker: MockWorker, body: Mapping[str, Any], at: float) -> float | Non
     name = body.get("rid", ""), body.get("bootstrap_room")
     live = {(one.job.rid, one.job.bootstrap_room) for one in worker.scheduler.live.values()}
     return None if name in live else worker.left.get(name, at)
+
+
+async def _well(world: World) -> dict[str, float]:
+    """Of each worker that has named itself: may it get requests? So the router says."""
+    if not world.sidecars:
+        return {}
+    listed = (await fetch(world.auditor, world.router.url, "/workers")).json()["workers"]
+    well = {worker["url"] for worker in listed if worker["is_healthy"]}
+    return {tenure.WELL + world.url(number): float(world.url(number) in well) for number in world.sidecars}
 
 
 def _orders(world: World) -> list[Order]:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from dyn_relay.config import Config, ConfigError
-from dyn_testkit.simulation.nemeses import KINDS, OF_GRPC, OF_PAIRS
+from dyn_testkit.simulation.nemeses import KINDS, OF_GRPC, OF_PAIRS, OF_SIDECARS
 from dyn_testkit.users import USERS, Body, Wish, over_grpc
 from dyn_testkit.worker import Dialect
 from dyn_testkit.worker.options import Disaggregation
@@ -44,8 +44,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: Whole = (3, 5)
     #: Workers for prompts alone; with some, the others are for the rest of an answer.
     prefills: Whole = (0, 0)
-    #: The share of workers that the router reaches over gRPC.
+    #: The share of workers that the router, or the sidecar before it, reaches over gRPC.
     grpc: Share = 0.0
+    #: The share of workers before which a sidecar stands, and the seconds of its lease.
+    sidecars: Share = 0.0
+    lease: Real = (10.0, 120.0)
     dialects: Annotated[tuple[Dialect, ...], Meta(min_length=1)] = DIALECTS
     #: Seconds a token takes on a worker. One stands for some hundred of a real rollout, which also lasts minutes; but
     #: 32 of them, the cadence that the router asks for, must come within a stall timeout, for it is only told of one.
@@ -63,7 +66,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streaming: Share = 0.6
     experts: Share = 0.3
     faults: Whole = (1, 9)
-    kinds: tuple[str, ...] = tuple(kind for kind in KINDS if kind not in OF_PAIRS | OF_GRPC)
+    kinds: tuple[str, ...] = tuple(kind for kind in KINDS if kind not in OF_PAIRS | OF_GRPC | OF_SIDECARS)
     #: The share of runs in which all faults are of one kind: what befalls a request once, befalls it again.
     alike: Share = 0.3
     #: Seconds until a fault is undone.
@@ -95,8 +98,10 @@ class WorkerPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stream_interval: Annotated[int, Meta(ge=1)]
     #: What it is for, if workers are pairs.
     role: Disaggregation = "null"
-    #: The router reaches it over gRPC.
+    #: The router, or its sidecar, reaches it over gRPC.
     grpc: bool = False
+    #: Of the lease that its sidecar takes; 0: it has no sidecar.
+    lease: Seconds = 0.0
 
 
 class RequestPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,6 +167,15 @@ GRPC = Scenario(
     grpc=0.7,
     users=tuple(user for user in USERS if user != "greedy"),
     experts=0.0,
+    kinds=tuple(kind for kind in KINDS if kind not in OF_PAIRS | OF_SIDECARS),
+)
+
+#: Sidecars before engines of both kinds, some workers without, and what befalls them.
+SIDECARS = msgspec.structs.replace(
+    GRPC,
+    name="sidecars",
+    grpc=0.4,
+    sidecars=0.8,
     kinds=tuple(kind for kind in KINDS if kind not in OF_PAIRS),
 )
 
@@ -214,6 +228,12 @@ def verify(scenario: Scenario) -> None:
         raise ValueError(f"kinds: {min(OF_PAIRS & {*scenario.kinds})} befalls pairs, and there are no prefills")
     if OF_GRPC & {*scenario.kinds} and not scenario.grpc:
         raise ValueError(f"kinds: {min(OF_GRPC & {*scenario.kinds})} befalls calls, and no worker is reached over gRPC")
+    if OF_SIDECARS & {*scenario.kinds} and not scenario.sidecars:
+        raise ValueError(f"kinds: {min(OF_SIDECARS & {*scenario.kinds})} befalls sidecars, and there are none")
+    if scenario.sidecars and not scenario.lease[0]:
+        raise ValueError("lease: sidecars need one that lasts")
+    if scenario.sidecars and scenario.prefills[1]:
+        raise ValueError("sidecars: pairs are reached without here")
     if scenario.prompt[1] + scenario.tokens[1] > CONTEXT:
         raise ValueError(f"prompt, tokens: together beyond a context of {CONTEXT}")
     _verify_router(scenario.router)
@@ -267,6 +287,8 @@ def draw(scenario: Scenario, seed: int) -> Plan:
         workers += tuple(_worker(scenario, random, "prefill") for _ in range(random.randint(*scenario.prefills)))
     if scenario.grpc:
         workers = tuple(msgspec.structs.replace(one, grpc=random.random() < scenario.grpc) for one in workers)
+    if scenario.sidecars:
+        workers = tuple(_beside(scenario, random, one) for one in workers)
     requests = [_request(scenario, random, number) for number in range(random.randint(*scenario.requests))]
     kinds = scenario.kinds
     if kinds and random.random() < scenario.alike:
@@ -294,6 +316,11 @@ def _worker(scenario: Scenario, random: Random, role: Disaggregation) -> WorkerP
         stream_interval=random.randint(*scenario.stream_interval),
         role=role,
     )
+
+
+def _beside(scenario: Scenario, random: Random, worker: WorkerPlan) -> WorkerPlan:
+    lease = round(random.uniform(*scenario.lease), 1) if random.random() < scenario.sidecars else 0.0
+    return msgspec.structs.replace(worker, lease=lease)
 
 
 def _request(scenario: Scenario, random: Random, number: int) -> RequestPlan:

@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
 
 from dyn_relay.net import Network
+from dyn_relay.sidecar.settings import Settings
 from dyn_testkit.engine import Model
+from dyn_testkit.gate import GatedNetwork
+from dyn_testkit.history import Lease
+from dyn_testkit.sidecar import SidecarHost
 from dyn_testkit.simnet import Fragmentation, Link, Observer, SimNetwork
 from dyn_testkit.simulation.clients import Clients
+from dyn_testkit.simulation.leases import Overhearing
 from dyn_testkit.simulation.nemeses.cuts import CUTS
+from dyn_testkit.simulation.nemeses.sidecars import Sidecars
 from dyn_testkit.simulation.router import Router
 from dyn_testkit.simulation.scenario import CONTEXT, VOCABULARY, Plan, PlannedFault
 from dyn_testkit.worker import MockWorker, WorkerOptions
 
 #: Kinds of faults that strike a worker which something else may befall at the same time.
 PASSING = frozenset({*CUTS, "hound", "reset", "weights", "leave", "dawdle", "abort_storm"})
+
+#: Where sidecars listen, each on its engine's host.
+_BESIDE = 31000
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A sidecar, and the gate that stops it."""
+
+    host: SidecarHost
+    gate: GatedNetwork
 
 
 class World:
@@ -30,6 +50,10 @@ class World:
             for number, options in enumerate(worker_options(plan))
         ]
         self._over_grpc = [worker.grpc for worker in plan.workers]
+        self._leases = [worker.lease for worker in plan.workers]
+        #: By the number of the worker; those that have one.
+        self.sidecars: dict[int, Beside] = {}
+        self._from_router = Overhearing(network.host(self.ROUTER))
         #: The version of each worker's weights.
         self.versions = [worker.options.weight_version for worker in self.workers]
         #: Faults of clients and connections that have struck.
@@ -47,13 +71,42 @@ class World:
     @property
     def from_router(self) -> Network:
         """The network as the router sees it."""
-        return self.network.host(self.ROUTER)
+        return self._from_router if any(self._leases) else self._from_router.inner
+
+    @property
+    def leases(self) -> list[Lease]:
+        """What the router has been told of leases."""
+        return self._from_router.leases
+
+    async def run_sidecars(self, nursery: trio.Nursery) -> None:
+        """Start them, and wait until the router has been told of all."""
+        for number, lease in enumerate(self._leases):
+            if lease:
+                gate = GatedNetwork(self.network.host(self.workers[number].host))
+                host = SidecarHost(gate, self._settings(number, lease))
+                self.sidecars[number] = Beside(host, gate)
+                await nursery.start(host.run)
+        while len({lease.worker for lease in self.leases}) < len(self.sidecars):  # noqa: ASYNC110 - as it hears them
+            await trio.sleep(0.1)
+
+    def _settings(self, number: int, lease: float) -> Settings:
+        worker, over_grpc = self.workers[number], self._over_grpc[number]
+        return Settings(
+            # Every other one beside its HTTP server.
+            engine=worker.url if not over_grpc or number % 2 else None,
+            engine_grpc=worker.grpc_url if over_grpc else None,
+            listen=f"{worker.host}:{_BESIDE}",
+            relay=(self.router.url,),
+            lease_secs=lease,
+        )
 
     def take(self, fault: PlannedFault) -> Sequence[int]:
         """The workers that a fault may strike: its own, or for a swizzle all others, unless something befalls them."""
         engaged = {number for taken in self._taken.values() for number in taken}
         if fault.kind in PASSING:
             return (fault.worker,) if self.workers[fault.worker].alive else ()
+        if fault.kind in Sidecars.faults and not self._leases[fault.worker]:
+            return ()
         wanted = [fault.worker]
         if fault.kind == "swizzle":
             wanted = [number for number in range(len(self.workers)) if number != fault.worker]
@@ -81,8 +134,23 @@ class World:
 
     def url(self, number: int) -> str:
         """The URL by which the router knows a worker."""
+        over = "grpc" if self._over_grpc[number] and not self._leases[number] else "http"
+        return f"{over}://{self.workers[number].host}:{self.port(number)}"
+
+    def port(self, number: int) -> int:
+        """The port at which the router reaches a worker."""
         worker = self.workers[number]
-        return worker.grpc_url if self._over_grpc[number] else worker.url
+        own = worker.grpc_port if self._over_grpc[number] else None
+        return _BESIDE if self._leases[number] else own or worker.port
+
+    def door(self, number: int) -> str:
+        """The same place, for whoever asks over HTTP; a gRPC server ends what it does not understand."""
+        return f"http://{self.workers[number].host}:{self.port(number)}"
+
+    @property
+    def named(self) -> list[str]:
+        """The URLs that the router is told of beforehand: who has a sidecar names itself."""
+        return [self.url(at) for at, lease in enumerate(self._leases) if not lease]
 
     @property
     def serving(self) -> list[str]:

@@ -11,17 +11,22 @@ from dyn_testkit.simulation.nemeses.cuts import OF_CALLS, Cut, Hound
 from dyn_testkit.simulation.nemeses.legs import Legs
 from dyn_testkit.simulation.nemeses.links import Links
 from dyn_testkit.simulation.nemeses.proofs import PROOFS
+from dyn_testkit.simulation.nemeses.sidecars import Sidecars
 from dyn_testkit.simulation.nemeses.workers import Death, Illness, Rollout
 
 #: The kinds that work again once they are undone, if nothing else befalls the same worker meanwhile.
-LASTING = Death.faults | Legs.faults | {"stall", "lie", "busy", "drain", "partition", "refuse", "hang", "deaf"}
+LASTING = Death.faults | Legs.faults | Sidecars.faults | {"stall", "lie", "busy", "drain", "partition", "refuse", "hang", "deaf"}
 
 #: What of its worker suffers from each kind; of what clients do, of new weights and slowness, nothing.
 HARMS: Mapping[str, tuple[Harm, ...]] = {
-    **dict.fromkeys([*Death.faults, "stall", "partition"], ("attempts", "health", "answers", "dials")),
+    **dict.fromkeys(["stall", "sever"], ("attempts", "health", "answers", "dials")),
+    **dict.fromkeys(
+        [*Death.faults, "partition", "kill_sidecar", "stall_sidecar"],
+        ("attempts", "health", "answers", "dials", "lease"),
+    ),
     # A leg is waited for: when the worker dies is not known beforehand.
     **dict.fromkeys(Legs.faults, ("attempts", "dials")),
-    "drain": ("attempts", "health", "dials"),  # it ends with a death
+    "drain": ("attempts", "health", "dials", "lease"),  # it ends with a death
     # Those of addresses strike new dials alone: a probe may have a connection yet.
     **dict.fromkeys(["refuse", "hang", "deaf"], ("attempts", "dials")),
     **dict.fromkeys([*Cut.faults, *Hound.faults, "busy", "lie", "reset"], ("attempts",)),
@@ -32,7 +37,7 @@ HARMS: Mapping[str, tuple[Harm, ...]] = {
 #: Who does what.
 KINDS: Mapping[str, type[Nemesis]] = {
     kind: nemesis
-    for nemesis in (Death, Illness, Rollout, Cut, Hound, Links, Clients, Legs)
+    for nemesis in (Death, Illness, Rollout, Cut, Hound, Links, Clients, Legs, Sidecars)
     for kind in sorted(nemesis.faults)
 }
 
@@ -42,6 +47,9 @@ OF_PAIRS = Legs.faults
 #: The kinds that only workers know which are reached over gRPC.
 OF_GRPC = OF_CALLS
 
+#: The kinds that only workers know which are reached through sidecars.
+OF_SIDECARS = Sidecars.faults
+
 __all__ = [
     "AUDITOR",
     "HARMS",
@@ -49,6 +57,7 @@ __all__ = [
     "LASTING",
     "OF_GRPC",
     "OF_PAIRS",
+    "OF_SIDECARS",
     "PROOFS",
     "Missed",
     "Nemesis",

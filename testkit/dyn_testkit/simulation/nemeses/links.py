@@ -27,7 +27,7 @@ class Links:
     async def invoke(self, world: World, fault: PlannedFault) -> None:
         """A reset waits for a connection, for at most `duration`."""
         network, worker = world.network, world.workers[fault.worker]
-        address = (worker.host, worker.port)
+        address = (worker.host, world.port(fault.worker))
         match fault.kind:
             case "partition":
                 network.partition(world.ROUTER, worker.host)
@@ -48,7 +48,7 @@ class Links:
     async def teardown(self, world: World, fault: PlannedFault) -> None:
         """All is well again."""
         network, worker = world.network, world.workers[fault.worker]
-        address = (worker.host, worker.port)
+        address = (worker.host, world.port(fault.worker))
         match fault.kind:
             case "partition":
                 network.heal(world.ROUTER, worker.host)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from dyn_relay.net import ConnectFailed, Network
+from dyn_relay.sidecar.door import OWN
 from dyn_testkit.checkers.base import ROUNDING
 from dyn_testkit.client import Response, fetch
 from dyn_testkit.simulation.nemeses.base import AUDITOR, Proof
@@ -27,12 +28,13 @@ _ASKED = {"rid": AUDITOR, "input_ids": [1, 1, 1], "sampling_params": {"temperatu
 
 
 async def _ask(
-    network: Network, worker: MockWorker, path: str, body: object = None, within: float = PATIENCE
+    network: Network, whom: MockWorker | str, path: str, body: object = None, within: float = PATIENCE
 ) -> object:
-    """The answer; or "refused", or "silent" if nothing comes in time."""
+    """The answer, `whom` being a worker or a URL; or "refused", or "silent" if nothing comes in time."""
+    url = whom if isinstance(whom, str) else whom.url
     with trio.move_on_after(within):
         try:
-            return await fetch(network, worker.url, path, body)
+            return await fetch(network, url, path, body)
         except ConnectFailed:
             return "refused"
     return "silent"
@@ -95,8 +97,32 @@ async def _weights(world: World, fault: PlannedFault) -> str:
 
 
 async def _unreachable(world: World, fault: PlannedFault) -> str:
-    silent = await _ask(world.from_router, _worker(world, fault), "/health") == "silent"
+    silent = await _ask(world.from_router, world.door(fault.worker), "/health") == "silent"
     return "the router cannot reach it" if silent else ""
+
+
+async def _turned_away(world: World, fault: PlannedFault) -> str:
+    refused = await _ask(world.auditor, world.door(fault.worker), "/health") == "refused"
+    return "dials where the router reaches it are refused" if refused else ""
+
+
+async def _alone(world: World, fault: PlannedFault) -> str:
+    """The engine answers by itself; what its sidecar does is seen where the router looks for it."""
+    answers = isinstance(await _ask(world.auditor, _worker(world, fault), "/health"), Response)
+    beside = await _ask(world.auditor, world.door(fault.worker), OWN)
+    return f"its engine is well, its sidecar is {beside}" if answers and not isinstance(beside, Response) else ""
+
+
+async def _severed(world: World, fault: PlannedFault) -> str:
+    answers = isinstance(await _ask(world.auditor, _worker(world, fault), "/health"), Response)
+    beside = await _ask(world.auditor, world.door(fault.worker), OWN)
+    through = await _ask(world.auditor, world.door(fault.worker), "/health")
+    severed = answers and isinstance(beside, Response) and not _well(through)
+    return "its engine is well, its sidecar answers, and nothing comes through" if severed else ""
+
+
+def _well(answer: object) -> bool:
+    return isinstance(answer, Response) and answer.status == 200
 
 
 async def _struck(world: World, fault: PlannedFault) -> str:
@@ -134,7 +160,10 @@ PROOFS: Mapping[str, Proof] = {
     "partition": _unreachable,
     "hang": _unreachable,
     "deaf": _unreachable,
-    "refuse": _refused,
+    "refuse": _turned_away,
+    "kill_sidecar": _alone,
+    "stall_sidecar": _alone,
+    "sever": _severed,
     "reset": _struck,
     "leave": _struck,
     "dawdle": _struck,
