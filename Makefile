@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test laws pairs mutants lint live compare compare-pd bench soak proto clean
+.PHONY: demo test laws pairs sidecars mutants lint live compare compare-pd bench soak proto clean
 
 demo: $(STAMP)
 	$(BIN)/dyn-chaos demo
@@ -19,6 +19,10 @@ laws: $(STAMP)
 # Prefill/decode pairs in the simulator: either leg's worker dies in every phase (some minutes).
 pairs: $(STAMP)
 	$(BIN)/dyn-chaos simulate --pairs --seeds 1000
+
+# Workers behind sidecars in the simulator: either of the two dies or hangs, leases lapse (some minutes).
+sidecars: $(STAMP)
+	$(BIN)/dyn-chaos simulate --sidecars --seeds 1000
 
 # Twenty bugs planted in the proxy, one at a time: the simulator must find each (some minutes).
 mutants: $(STAMP)

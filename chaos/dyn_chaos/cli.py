@@ -112,6 +112,7 @@ def report_command(recorded: Path) -> None:
 @click.option("--scenario", "file", type=_FILE, help="A TOML file; see docs/testkit.md.  [default: the built-in one]")
 @click.option("--pairs", is_flag=True, help="The built-in scenario of prefill/decode pairs instead.")
 @click.option("--grpc", is_flag=True, help="The built-in scenario of workers over gRPC and HTTP instead.")
+@click.option("--sidecars", is_flag=True, help="The built-in scenario of workers behind sidecars instead.")
 @click.option("--seeds", type=click.IntRange(1), default=200, show_default=True, help="How many.")
 @click.option("--seed", "first", type=click.IntRange(0), help="Only this one.")
 @click.option("--from", "start", type=click.IntRange(0), default=0, show_default=True, help="The first of many.")
@@ -122,6 +123,7 @@ def simulate_command(
     file: Path | None,
     pairs: bool,
     grpc: bool,
+    sidecars: bool,
     seeds: int,
     first: int | None,
     start: int,
@@ -135,18 +137,19 @@ def simulate_command(
     """
     console = Console()
     quiet()
-    _one_of("--scenario", "--pairs", "--grpc")
-    _one_of("--pairs", "--grpc")
-    _one_of("--plan", "--scenario", "--pairs", "--grpc", "--seed", "--seeds", "--from")
+    _one_of("--scenario", "--pairs", "--grpc", "--sidecars")
+    _one_of("--pairs", "--grpc", "--sidecars")
+    _one_of("--grpc", "--sidecars")
+    _one_of("--plan", "--scenario", "--pairs", "--grpc", "--sidecars", "--seed", "--seeds", "--from")
     _one_of("--seed", "--seeds", "--from")
     try:
         if planned:
             sys.exit(not simulate.replay(scenario.read_plan(planned), console))
-        built_in = scenario.PAIRS if pairs else scenario.GRPC if grpc else Scenario()
-        wanted = scenario.read(file) if file else built_in
+        named = next((name for name, said in (("pairs", pairs), ("grpc", grpc), ("sidecars", sidecars)) if said), "")
+        wanted = scenario.read(file) if file else scenario.BUILT_IN[named]
     except ValueError as error:
         raise click.ClickException(str(error)) from None
-    which = f"--scenario {file} " if file else "--pairs " if pairs else "--grpc " if grpc else ""
+    which = f"--scenario {file} " if file else f"--{named} " if named else ""
     again = f"dyn-chaos simulate {which}--seed "
     numbers = [first] if first is not None else range(start, start + seeds)
     if not simulate.simulate(wanted, numbers, processes=processes, again=again, out=out, console=console):

@@ -193,6 +193,8 @@ class Arrival(Entry, frozen=True, tag="arrival"):
     made: list[tuple[str, int, int]] | None = None
     #: When the worker had done with it; None: not told.
     left: float | None = None
+    #: Its sidecar has sent it over gRPC.
+    grpc: bool = False
 
 
 class Order(Entry, frozen=True, tag="order"):

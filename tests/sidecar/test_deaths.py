@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
+from dyn_relay.net import RECEIVE_SIZE
+from dyn_testkit.between import ConnectionBetween, NetworkBetween
 from dyn_testkit.faults import (
     AFTER_DONE,
     AFTER_FINISH,
@@ -26,7 +28,9 @@ from dyn_testkit.faults import (
     status,
 )
 from dyn_testkit.relay import until
-from dyn_testkit.worker import WorkerOptions
+from dyn_testkit.sidecar import open_sidecar
+from dyn_testkit.simnet import SimNetwork
+from dyn_testkit.worker import MockWorker, WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged, world
 from tests.sidecar.harness import sided
@@ -112,6 +116,44 @@ async def test_an_engine_s_death_is_a_cut_within_a_second(autojump_clock, reset)
         assert judged(answers[0], body, ORACLE) == []
         await w.relay.quiet()
         assert [attempt["cause"] for attempt in w.relay.rows[0]["attempts"]] == ["cut", None]
+
+
+class Undead(NetworkBetween):
+    """An engine's: of the connection over which a generation came nobody hears the end."""
+
+    async def accepted(self, connection):
+        return _Undead(connection)
+
+
+class _Undead(ConnectionBetween):
+    async def receive(self, max_bytes=RECEIVE_SIZE):
+        data = await super().receive(max_bytes)
+        if data.startswith(b"POST /generate "):
+            self.close = self.abort = lambda: None
+        return data
+
+
+async def test_a_stream_whose_own_connection_survives_its_engine_is_cut_within_a_second(autojump_clock):
+    network, answers = SimNetwork(1), []
+    async with (
+        MockWorker.serve(Undead(network), "w1", 30000, SLOW) as worker,
+        open_sidecar(network, worker.url, (), "side:31000") as host,
+        trio.open_nursery() as nursery,
+    ):
+        await host.sidecar.open.wait()
+
+        async def ask():
+            answers.append((await host.ask(generate(20)), trio.current_time()))
+
+        nursery.start_soon(ask)
+        await until(lambda: worker.live)
+        await trio.sleep(5)
+        worker.kill()
+        began = trio.current_time()
+        await until(lambda: answers)
+        [(got, at)] = answers
+        assert 0.3 < at - began < 1, "what its connections still hold is delivered, and no more is waited for"
+        assert (got.status, got.complete) == (200, False)
 
 
 async def test_a_sidecar_s_death_is_a_cut_and_its_engine_lives(autojump_clock):

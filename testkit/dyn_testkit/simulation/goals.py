@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dyn_testkit.history import History
+from dyn_testkit.checkers.base import INNOCENT
+from dyn_testkit.checkers.tenure import held
+from dyn_testkit.history import Fault, History
 from dyn_testkit.simulation.nemeses.legs import PHASES
 from dyn_testkit.simulation.scenario import Scenario
 
@@ -49,11 +51,18 @@ OF_ROWS: Mapping[str, Callable[[_Row], bool]] = {
 #: What makes pairs: where either leg's worker died, and that the other one went on.
 OF_PAIRS = tuple(f"{role}: {kind}" for role in ("prefill", "decode") for kind in PHASES if (role, kind) != NEVER)
 
+#: What befalls workers with sidecars, and ends attempts there.
+AT_SIDECARS = ("kill", "stall", "partition", "kill_sidecar", "stall_sidecar", "sever")
+#: What becomes of leases.
+LAPSED, GIVEN_BACK, BACK = "a lease lapsed", "a lease was given back", "a worker was back with another lease"
+OF_LEASES = (LAPSED, GIVEN_BACK, BACK, *(f"an attempt at a sidecar ended by {kind}" for kind in AT_SIDECARS))
+
 
 def goals_of(scenario: Scenario) -> tuple[str, ...]:
     """What a long campaign must have met."""
     paired = OF_PAIRS if scenario.prefills[1] else ()
-    return (*OF_ROWS, *(f"fault: {kind}" for kind in scenario.kinds), *paired)
+    leased = OF_LEASES if scenario.sidecars else ()
+    return (*OF_ROWS, *(f"fault: {kind}" for kind in scenario.kinds), *paired, *leased)
 
 
 def met(history: History) -> Counter[str]:
@@ -71,3 +80,22 @@ def _met(history: History) -> Iterator[str]:
         for fault in history.faults
         if fault.kind in PHASES
     )
+    yield from _of_leases(history)
+
+
+def _of_leases(history: History) -> Iterator[str]:
+    spans = held(history.leases)
+    for mine in spans.values():
+        for before in mine[:-1]:
+            yield GIVEN_BACK if before.given_back else LAPSED
+            yield BACK
+    for row in history.rows:
+        for attempt in row["attempts"]:
+            ended = row["time"] - history.run.began + attempt["ended"]
+            if attempt["cause"] not in INNOCENT and attempt["url"] in spans:
+                kinds = {fault.kind for fault in history.faults if _befell(fault, attempt["url"], ended)}
+                yield from (f"an attempt at a sidecar ended by {kind}" for kind in sorted(kinds & {*AT_SIDECARS}))
+
+
+def _befell(fault: Fault, worker: str, when: float) -> bool:
+    return fault.target == worker and fault.at <= when and (fault.until is None or when <= fault.until)

@@ -75,8 +75,10 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
         ) as world.router:
             await world.run_sidecars(fleet)
             await trio.sleep(JOINING if world.sidecars else 0)
-            await _play(world, ran)
             config = Config(**plan.router)
+            await _play(world, ran)
+            # Whoever was away for long is looked at rarely.
+            await trio.sleep(_notice(config) if world.sidecars else 0)
             history.run = Run(
                 name=plan.scenario,
                 seed=plan.seed,
@@ -179,7 +181,12 @@ def _arrivals(world: World) -> list[Arrival]:
     """The generations that workers have read from the router; the auditor asks, too."""
     return [
         Arrival(
-            world.url(at), recorded.at, body, worker.made.get(body.get("rid", "")), _left(worker, body, recorded.at)
+            world.url(at),
+            recorded.at,
+            body,
+            worker.made.get(body.get("rid", "")),
+            _left(worker, body, recorded.at),
+            world.over_grpc[at],
         )
         for at, worker in enumerate(world.workers)
         for recorded, body in ((each, each.json()) for each in worker.generates)

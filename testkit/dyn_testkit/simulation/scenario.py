@@ -179,6 +179,9 @@ SIDECARS = msgspec.structs.replace(
     kinds=tuple(kind for kind in KINDS if kind not in OF_PAIRS),
 )
 
+#: By name; "" is the default.
+BUILT_IN: Mapping[str, Scenario] = {"": Scenario()} | {one.name: one for one in (PAIRS, GRPC, SIDECARS)}
+
 
 def read(path: Path) -> Scenario:
     """A scenario from a TOML file. Raises `ValueError` that names the key."""

@@ -49,7 +49,8 @@ class World:
             MockWorker(network.host(f"w{number}"), f"w{number}", 30000, options)
             for number, options in enumerate(worker_options(plan))
         ]
-        self._over_grpc = [worker.grpc for worker in plan.workers]
+        #: Of each worker: is it reached over gRPC?
+        self.over_grpc = [worker.grpc for worker in plan.workers]
         self._leases = [worker.lease for worker in plan.workers]
         #: By the number of the worker; those that have one.
         self.sidecars: dict[int, Beside] = {}
@@ -90,7 +91,7 @@ class World:
             await trio.sleep(0.1)
 
     def _settings(self, number: int, lease: float) -> Settings:
-        worker, over_grpc = self.workers[number], self._over_grpc[number]
+        worker, over_grpc = self.workers[number], self.over_grpc[number]
         return Settings(
             # Every other one beside its HTTP server.
             engine=worker.url if not over_grpc or number % 2 else None,
@@ -134,13 +135,13 @@ class World:
 
     def url(self, number: int) -> str:
         """The URL by which the router knows a worker."""
-        over = "grpc" if self._over_grpc[number] and not self._leases[number] else "http"
+        over = "grpc" if self.over_grpc[number] and not self._leases[number] else "http"
         return f"{over}://{self.workers[number].host}:{self.port(number)}"
 
     def port(self, number: int) -> int:
         """The port at which the router reaches a worker."""
         worker = self.workers[number]
-        own = worker.grpc_port if self._over_grpc[number] else None
+        own = worker.grpc_port if self.over_grpc[number] else None
         return _BESIDE if self._leases[number] else own or worker.port
 
     def door(self, number: int) -> str:

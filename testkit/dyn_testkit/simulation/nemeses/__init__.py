@@ -19,9 +19,10 @@ LASTING = Death.faults | Legs.faults | Sidecars.faults | {"stall", "lie", "busy"
 
 #: What of its worker suffers from each kind; of what clients do, of new weights and slowness, nothing.
 HARMS: Mapping[str, tuple[Harm, ...]] = {
-    **dict.fromkeys(["stall", "sever"], ("attempts", "health", "answers", "dials")),
+    "stall": ("attempts", "health", "answers", "dials"),
+    # An engine at which no dial comes to anything is taken for dead by its sidecar, one that is silent is not.
     **dict.fromkeys(
-        [*Death.faults, "partition", "kill_sidecar", "stall_sidecar"],
+        [*Death.faults, *Sidecars.faults, "partition"],
         ("attempts", "health", "answers", "dials", "lease"),
     ),
     # A leg is waited for: when the worker dies is not known beforehand.
