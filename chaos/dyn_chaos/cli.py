@@ -37,7 +37,6 @@ from dyn_testkit import fold, history
 from dyn_testkit.history import Fault
 from dyn_testkit.simulation import scenario
 from dyn_testkit.simulation.campaign import quiet
-from dyn_testkit.simulation.scenario import Scenario
 
 T = TypeVar("T")
 

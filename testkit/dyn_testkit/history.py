@@ -113,8 +113,9 @@ class Reference(Record, frozen=True, tag="reference"):
 
 
 #: Attempts that are under way or begin may fail; it does not say that it is well; answers under way stop; new
-#: connections fail; clients do not take what is there; its lease may lapse, or be given back.
-Harm = Literal["attempts", "health", "answers", "dials", "clients", "lease"]
+#: connections fail; clients do not take what is there; its lease may lapse, or be given back;
+#: its engine is no longer there, and whoever stands before it sees that.
+Harm = Literal["attempts", "health", "answers", "dials", "clients", "lease", "engine"]
 
 
 class Fault(Entry, frozen=True, tag="fault"):

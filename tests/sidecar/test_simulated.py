@@ -8,10 +8,11 @@ import pytest
 import trio
 from msgspec.structs import replace
 
+from dyn_relay.fleet.discovery.base import Report
 from dyn_relay.fleet.discovery.leased import Leased
 from dyn_relay.sidecar.sidecar import Sidecar
 from dyn_testkit.checkers import exclusion, tenure
-from dyn_testkit.checkers.tenure import BACK, WELL
+from dyn_testkit.checkers.tenure import BACK, LISTED, WELL
 from dyn_testkit.client import fetch
 from dyn_testkit.gate import GatedNetwork
 from dyn_testkit.history import Fault, History, Lease, Run, Sample
@@ -73,7 +74,7 @@ ENDS = {
 @pytest.mark.parametrize("grpc", [False, True], ids=["http", "grpc"])
 @pytest.mark.parametrize("kind", ENDS)
 def test_what_befalls_a_sidecar_or_its_engine_ends_its_lease_and_it_comes_back(kind: str, grpc: bool) -> None:
-    ran = run(one(kind, grpc=grpc))
+    ran = run(one(kind, grpc=grpc, duration=200.0))
     assert ran.findings == []
     [fault] = ran.history.faults
     assert (fault.kind, fault.target, bool(fault.proof)) == (kind, "http://w0:31000", True)
@@ -138,9 +139,14 @@ def test_what_becomes_of_leases_is_a_goal() -> None:
 
 
 def test_a_lease_that_never_lapses_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Leased, "end", lambda self, origin: False)
+    async def kept(self: Leased, report: Report) -> None:
+        self._report = report
+        report(self.named)
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(Leased, "run", kept)
     found = try_plan(one("kill_sidecar")).findings
-    assert any(finding.check == "tenure" and "had no lease then" in finding.message for finding in found)
+    assert any(finding.check == "tenure" and "the router lists it" in finding.message for finding in found)
 
 
 def test_an_engine_s_death_that_withdraws_nothing_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,19 +154,26 @@ def test_an_engine_s_death_that_withdraws_nothing_is_seen(monkeypatch: pytest.Mo
         await trio.sleep_forever()
 
     monkeypatch.setattr(Sidecar, "_end_with_engine", never)
-    assert {finding.check for finding in try_plan(one("kill")).findings}
+    found = try_plan(one("kill")).findings
+    assert any(finding.check == "tenure" and "after its engine's death" in finding.message for finding in found)
 
 
 # -- the checkers
 
 
-def history(*leases: tuple[float, float], faults: tuple[Fault, ...] = (), end: float = 500.0, well: int = 1) -> History:
+def history(
+    *leases: tuple[float, float],
+    faults: tuple[Fault, ...] = (),
+    end: float = 500.0,
+    well: int = 1,
+    listed: tuple[float, ...] = (),
+) -> History:
     """A worker `s` with these (time, seconds) of leases."""
     return History(
         Run(workers=["s", "t"], notice=1.0),
         faults=list(faults),
         leases=[Lease("s", at, seconds) for at, seconds in leases],
-        samples=[Sample(end, {WELL + "s": float(well)})],
+        samples=[*(Sample(at, {LISTED + "s": 1.0}) for at in listed), Sample(end, {WELL + "s": float(well)})],
     )
 
 
@@ -175,13 +188,20 @@ STEADY = [(float(at), 10.0) for at in range(0, 500, 5)]
     ("seen", "words"),
     [
         (history(*STEADY), None),
-        (history(*STEADY, well=0), "the router gives it nothing"),
-        (history(*STEADY[:20]), "http" and "s had no lease from 105.0 s on, and nothing took it"),
+        (history(*STEADY, well=0), "router gives it nothing"),
+        (history(*STEADY[:20], *STEADY[40:], faults=(fault(90, 195),), listed=(104.0, 200.0)), None),
+        (history(*STEADY[:20], *STEADY[40:], faults=(fault(90, 195),), listed=(106.0,)), "the router lists it"),
+        (history(*STEADY, well=0, faults=(fault(400, 481, "dials"),)), None),
+        (history(*STEADY, well=0, faults=(fault(400, 470, "dials"),)), "router gives it nothing"),
+        (history(*STEADY[:20]), "s had no lease from 105.0 s on, and nothing took it"),
         (history(*STEADY[:20], (100.0, 0.0), *STEADY[22:]), "s had no lease from 100.0 s on"),
         (history(*STEADY[:20], *STEADY[40:], faults=(fault(90, 195),)), None),
         (history(*STEADY[:20], *STEADY[40:], faults=(fault(90, 195, "attempts", "health"),)), "nothing took it"),
         (history(*STEADY[:20], *STEADY[40:], faults=(fault(90, 94),)), "s had no lease from 105.0 s on"),
         (history(*STEADY[:20], *STEADY[40:], faults=(fault(90, 200 - BACK - 1),)), "s was well for 21.0 s"),
+        (history(*STEADY, faults=(fault(90, 190, "lease", "engine"),)), "s had a lease 15 s after its engine's death"),
+        (history(*STEADY[:20], *STEADY[40:], faults=(fault(96, 200, "lease", "engine"),)), None),
+        (history(*STEADY[:20], *STEADY[40:], faults=(fault(96, 225, "lease", "engine"),)), "s had a lease 15 s after"),
         (history(*STEADY[:20], *STEADY[40:], faults=(fault(90, 96), fault(150, 199, "health"))), None),
     ],
 )

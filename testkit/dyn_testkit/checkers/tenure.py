@@ -1,4 +1,4 @@
-"""Nobody is asked who has no lease, and nobody is without one for longer than what befell it explains.
+"""Nobody is asked who has no lease; nobody is without one for longer than what befell it explains, or has one dead.
 
 A worker has a lease from when the router reads that it takes one until that is given back, or was not renewed for as
 long as it lasts. Workers of which no lease was ever told have none to lose.
@@ -16,8 +16,11 @@ from dyn_testkit.history import Fault, History, Lease
 #: Seconds within which a sidecar whose engine, network and own process are well has its engine registered again: it
 #: has noticed (a dial that hung is given up, the engine looked at), and one renewal was repeated.
 BACK = 20.0
-#: The prefix of a sample's name: 1 if the router says of the worker that it may get requests.
-WELL = "well "
+#: Seconds within which the lease of an engine that has died is given back; those of one fault die, and come back, one
+#: after the other.
+GONE = 15.0
+#: Prefixes of a sample's names: 1 if the router says of the worker that it may get requests, or lists it at all.
+WELL, LISTED = "well ", "listed "
 _ILL = frozenset({"lease", "attempts", "health", "answers", "dials"})
 
 
@@ -64,11 +67,11 @@ def check(history: History) -> Iterator[Finding]:
         faults = [fault for fault in history.faults if fault.target == worker]
         lasts = max(lease.seconds for lease in history.leases if lease.worker == worker)
         yield from _absences(worker, mine, faults, lasts, history)
+        yield from _ghosts(worker, mine, faults)
+        yield from _shown(worker, mine, faults, history)
 
 
-def _absences(
-    worker: str, spans: list[Span], faults: list[Fault], lasts: float, history: History
-) -> Iterator[Finding]:
+def _absences(worker: str, spans: list[Span], faults: list[Fault], lasts: float, history: History) -> Iterator[Finding]:
     end = history.samples[-1].at if history.samples else spans[-1].until
     for before, after in zip(spans, [*(span.since for span in spans[1:]), end], strict=True):
         if after <= before.until:
@@ -78,9 +81,33 @@ def _absences(
         late = after - _well_since(faults, before.until, after)
         if late > BACK:
             yield Finding("run", "tenure", f"{worker} was well for {late:.1f} s without a lease, at {after:.1f} s")
-    last = history.samples[-1].values if history.samples else {}
-    if there({worker: spans}, worker, end) and last.get(WELL + worker, 1) != 1:
-        yield Finding("run", "tenure", f"{worker} has a lease at the end, and the router gives it nothing")
+
+
+def _shown(worker: str, spans: list[Span], faults: list[Fault], history: History) -> Iterator[Finding]:
+    """Does the router's list say the same?"""
+    notice = BACK + (history.run.notice or 0.0)
+    for sample in history.samples:
+        mine = [span for span in spans if sample.at in span]
+        if not mine and sample.values.get(LISTED + worker):
+            yield Finding("run", "tenure", f"{worker} has no lease at {sample.at:.1f} s, and the router lists it")
+        calm = mine and mine[0].since + notice < sample.at
+        ill = any(
+            _ILL & {*fault.harms} and fault.at <= sample.at and (fault.until or math.inf) + notice >= sample.at
+            for fault in faults
+        )
+        if calm and not ill and not sample.values.get(WELL + worker, 1):
+            yield Finding(
+                "run", "tenure", f"{worker} has a lease at {sample.at:.1f} s, and the router gives it nothing"
+            )
+
+
+def _ghosts(worker: str, spans: list[Span], faults: list[Fault]) -> Iterator[Finding]:
+    for fault in faults:
+        if "engine" in fault.harms and fault.until is not None:
+            since, until = fault.at + GONE, fault.until - GONE
+            if any(max(span.since, since) < min(span.until, until) for span in spans):
+                what = f"{worker} had a lease {GONE:g} s after its engine's death at {fault.at:.1f} s ({fault.kind})"
+                yield Finding("run", "tenure", what)
 
 
 def _takes_it(fault: Fault, span: Span, lasts: float) -> bool:

@@ -31,6 +31,9 @@ AFTERMATH = 30.0
 #: Seconds in which the router finds out that workers which have named themselves are well.
 JOINING = 10.0
 
+#: Seconds between two looks at the router's list.
+LOOK = 30.0
+
 #: What SGLang 0.5.23 says to `users.mistaken`.
 TOP_P = '{"error":{"message":"top_p must be in (0, 1], got 2.0."}}'
 
@@ -73,12 +76,16 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
         async with factory(
             world.from_router, world.ROUTER, () if prefills else world.named, plan.seed, settings
         ) as world.router:
-            await world.run_sidecars(fleet)
-            await trio.sleep(JOINING if world.sidecars else 0)
             config = Config(**plan.router)
-            await _play(world, ran)
-            # Whoever was away for long is looked at rarely.
-            await trio.sleep(_notice(config) if world.sidecars else 0)
+            async with trio.open_nursery() as watching:
+                if world.leased:
+                    await world.run_sidecars(fleet)
+                    await trio.sleep(JOINING)
+                    watching.start_soon(_watch, world, history)
+                await _play(world, ran)
+                if world.leased:
+                    await trio.sleep(_notice(config))  # whoever was away for long is looked at rarely
+                watching.cancel_scope.cancel()
             history.run = Run(
                 name=plan.scenario,
                 seed=plan.seed,
@@ -91,14 +98,15 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
                 patience=plan.patience,
                 notice=_notice(config),
                 inhibited=config.inhibited_duration_secs,
-                # The silence of a decode worker counts from when its prefill worker has answered.
-                silence=AFTERMATH + (2 if prefills else 1) * config.stall_timeout_secs,
+                # The silence of a decode worker counts from when its prefill worker has answered; over gRPC an engine
+                # that hangs is said to be ill (503), which is worth one more stall timeout before the first token.
+                silence=AFTERMATH + (2 if prefills or any(world.over_grpc) else 1) * config.stall_timeout_secs,
             )
             history.rows = [dict(row) for row in world.router.rows]
             history.arrivals = _arrivals(world)
             history.orders = _orders(world)
             history.leases = list(world.leases)
-            history.samples = [Sample(trio.current_time(), dict(world.router.gauges) | await _well(world))]
+            history.add(Sample(trio.current_time(), dict(world.router.gauges) | await _listed(world)))
             history.end = End()
         fleet.cancel_scope.cancel()
     ran.duration = trio.current_time()
@@ -201,13 +209,21 @@ def _left(worker: MockWorker, body: Mapping[str, Any], at: float) -> float | Non
     return None if name in live else worker.left.get(name, at)
 
 
-async def _well(world: World) -> dict[str, float]:
-    """Of each worker that has named itself: may it get requests? So the router says."""
-    if not world.sidecars:
+async def _watch(world: World, history: History) -> None:
+    while True:
+        history.add(Sample(trio.current_time(), await _listed(world)))
+        await trio.sleep(LOOK)
+
+
+async def _listed(world: World) -> dict[str, float]:
+    """Of each worker that names itself, what the router says: is it there, and may it get requests?"""
+    if not world.leased:
         return {}
     listed = (await fetch(world.auditor, world.router.url, "/workers")).json()["workers"]
-    well = {worker["url"] for worker in listed if worker["is_healthy"]}
-    return {tenure.WELL + world.url(number): float(world.url(number) in well) for number in world.sidecars}
+    there = {one["url"]: one for one in listed if one["state"] != "draining"}
+    urls = [world.url(number) for number in world.sidecars]
+    well = {tenure.WELL + url: float(url in there and there[url]["is_healthy"]) for url in urls}
+    return well | {tenure.LISTED + url: float(url in there) for url in urls}
 
 
 def _orders(world: World) -> list[Order]:

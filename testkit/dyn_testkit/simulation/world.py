@@ -72,7 +72,12 @@ class World:
     @property
     def from_router(self) -> Network:
         """The network as the router sees it."""
-        return self._from_router if any(self._leases) else self._from_router.inner
+        return self._from_router if self.leased else self._from_router.inner
+
+    @property
+    def leased(self) -> bool:
+        """Some workers name themselves."""
+        return any(self._leases)
 
     @property
     def leases(self) -> list[Lease]:

@@ -135,6 +135,8 @@ class MockWorker:
         reader = Reader(self.options, self.new_rid, self._next_rank, self._next_draw)
         #: It is being profiled.
         self.profiling = False
+        #: Its scheduler makes nothing, and nobody has told it to pause.
+        self.frozen = False
         #: Generations that came over gRPC.
         self.channels = grpc.Channels()
         self._doomed = trio.Event()
@@ -305,11 +307,13 @@ class MockWorker:
     def freeze(self) -> None:
         """Go silent with every socket open, as with a stopped scheduler: streams stall, `/health` hangs."""
         self.health_status = None
+        self.frozen = True
         self.scheduler.pause("in_place")
 
     def thaw(self) -> None:
         """Undo `freeze`: stalled streams go on and end whole; probes that already hang stay so."""
         self.health_status = 200
+        self.frozen = False
         self.scheduler.resume()
 
     async def dead(self) -> None:

@@ -15,16 +15,19 @@ from dyn_testkit.simulation.nemeses.sidecars import Sidecars
 from dyn_testkit.simulation.nemeses.workers import Death, Illness, Rollout
 
 #: The kinds that work again once they are undone, if nothing else befalls the same worker meanwhile.
-LASTING = Death.faults | Legs.faults | Sidecars.faults | {"stall", "lie", "busy", "drain", "partition", "refuse", "hang", "deaf"}
+LASTING = frozenset(
+    {"stall", "lie", "busy", "drain", "partition", "refuse", "hang", "deaf"}
+    | Death.faults
+    | Legs.faults
+    | Sidecars.faults
+)
 
 #: What of its worker suffers from each kind; of what clients do, of new weights and slowness, nothing.
 HARMS: Mapping[str, tuple[Harm, ...]] = {
     "stall": ("attempts", "health", "answers", "dials"),
     # An engine at which no dial comes to anything is taken for dead by its sidecar, one that is silent is not.
-    **dict.fromkeys(
-        [*Death.faults, *Sidecars.faults, "partition"],
-        ("attempts", "health", "answers", "dials", "lease"),
-    ),
+    **dict.fromkeys([*Sidecars.faults, "partition"], ("attempts", "health", "answers", "dials", "lease")),
+    **dict.fromkeys(Death.faults, ("attempts", "health", "answers", "dials", "lease", "engine")),
     # A leg is waited for: when the worker dies is not known beforehand.
     **dict.fromkeys(Legs.faults, ("attempts", "dials")),
     "drain": ("attempts", "health", "dials", "lease"),  # it ends with a death

@@ -115,7 +115,7 @@ async def _watch(worker: MockWorker, call: Call, request: pb.WatchEngineStateReq
         state = pb.EngineStateSnapshot(
             instance_id=instance,
             healthy=_healthy(worker),
-            is_pause=worker.scheduler.paused,
+            is_pause=worker.scheduler.paused and not worker.frozen,
             model_info=await _model_info(worker, pb.GetModelInfoRequest()),
             server_info=await _server_info(worker, pb.GetServerInfoRequest()),
         )
