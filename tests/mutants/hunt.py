@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mutants import MUTANTS, Mutant
+from mutants import MUTANTS, SIDECARS, Mutant
 from rich.console import Console
 from rich.table import Table
 
@@ -34,7 +34,8 @@ def hunt(mutant: Mutant) -> tuple[bool, list[str]]:
     with tempfile.TemporaryDirectory(prefix="mutant-") as name:
         folder = Path(name)
         plant(mutant, folder)
-        command = [Path(sys.executable).with_name("dyn-chaos"), "simulate", "--seeds", str(SEEDS), "--out", folder]
+        which = [f"--{mutant.scenario}"] if mutant.scenario else []
+        command = [Path(sys.executable).with_name("dyn-chaos"), "simulate", *which, "--seeds", SEEDS, "--out", folder]
         run = subprocess.run(
             [str(word) for word in command],
             env={**os.environ, "PYTHONPATH": str(folder), "COLUMNS": "200"},
@@ -51,7 +52,7 @@ def hunt(mutant: Mutant) -> tuple[bool, list[str]]:
 
 def main() -> None:
     """Hunt those that are named, or all."""
-    wanted = [mutant for mutant in MUTANTS if not sys.argv[1:] or mutant.name in sys.argv[1:]]
+    wanted = [mutant for mutant in MUTANTS + SIDECARS if not sys.argv[1:] or mutant.name in sys.argv[1:]]
     table = Table("mutant", "found", "seed", "checks that object", "smallest")
     escaped = 0
     for mutant in wanted:

@@ -13,6 +13,8 @@ class Mutant:
     file: str
     before: str
     after: str
+    #: The built-in scenario that it is hunted with; "" is the default.
+    scenario: str = ""
 
 
 MUTANTS = (
@@ -140,4 +142,79 @@ MUTANTS = (
         "entry.suspicion > self._attempts",
         "entry.suspicion >= self._attempts",
     ),
+)
+
+#: Of sidecars, and of the leases that they take.
+SIDECARS = tuple(
+    Mutant(*row, scenario="sidecars")
+    for row in (
+        ("a lease never lapses", "fleet/discovery/leased.py", "self._clock() + seconds", "self._clock() + 1e9"),
+        (
+            "a lease lasts a quarter",
+            "fleet/discovery/leased.py",
+            "self._clock() + seconds",
+            "self._clock() + seconds / 4",
+        ),
+        (
+            "a lapsed lease leaves its worker in the fleet",
+            "fleet/discovery/leased.py",
+            "self._remember(origin)\n        self._report(self.named)",
+            "self._remember(origin)",
+        ),
+        (
+            "who has lost a lease gets no other one",
+            "fleet/discovery/leased.py",
+            "if origin not in self._ends:",
+            "if origin not in self._ends and origin not in self._ended:",
+        ),
+        (
+            "an engine's death withdraws nothing",
+            "sidecar/sidecar.py",
+            "one.tell(Away(self.url))\n        closing.set()",
+            "pass\n        closing.set()",
+        ),
+        (
+            "an engine's death is not looked for",
+            "sidecar/sidecar.py",
+            "why = await self.engine.gone()",
+            "await trio.sleep_forever(); why = ''",
+        ),
+        (
+            "an engine that hangs is dead",
+            "sidecar/engine.py",
+            "_ABSENT = (State.STARTING, State.DEAD)",
+            "_ABSENT = (State.STARTING, State.DEAD, State.UNREADY)",
+        ),
+        (
+            "the end of a broken answer is a clean one",
+            "sidecar/bridge.py",
+            'return self._framed(b"") if not self.done and self._response.eof() else b""',
+            'return self._connection.frame(b"", b"", last=True)',
+        ),
+        (
+            "what a client leaves goes on",
+            "sidecar/bridge.py",
+            "upstream.discard()\n            if not",
+            "pass\n            if not",
+        ),
+        ("a lease is not renewed", "sidecar/registration.py", "return self._lease / RENEWALS", "return math.inf"),
+        (
+            "what was not taken is not said again",
+            "sidecar/registration.py",
+            "return min(AGAIN, self._lease / RENEWALS)",
+            "return math.inf",
+        ),
+        (
+            "nothing is said after a withdrawal",
+            "sidecar/registration.py",
+            "if word != self._word:",
+            "if word != self._word and not isinstance(self._word, Away):",
+        ),
+        (
+            "a lease for another URL",
+            "sidecar/registration.py",
+            'body: dict[str, Any] = {"url": word.url}',
+            'body: dict[str, Any] = {"url": word.url + "/v1"}',
+        ),
+    )
 )

@@ -21,8 +21,7 @@ from dyn_testkit.simulation.nemeses import KINDS, LASTING, PROOFS, Missed, Unpro
 from dyn_testkit.simulation.nemeses.workers import Death
 from dyn_testkit.simulation.run import run
 from dyn_testkit.simulation.scenario import (
-    GRPC,
-    PAIRS,
+    BUILT_IN,
     Plan,
     PlannedFault,
     RequestPlan,
@@ -148,7 +147,7 @@ async def test_the_protocol_of_a_nemesis_is_held() -> None:
 def test_every_kind_has_a_proof_and_a_goal() -> None:
     assert set(KINDS) == set(PROOFS)
     assert set(KINDS) >= LASTING
-    assert {f"fault: {kind}" for kind in KINDS} <= {*goals_of(Scenario()), *goals_of(PAIRS), *goals_of(GRPC)}
+    assert {f"fault: {kind}" for kind in KINDS} <= {goal for one in BUILT_IN.values() for goal in goals_of(one)}
     assert issubclass(Unproven, AssertionError)
     assert not issubclass(Missed, AssertionError)
 
