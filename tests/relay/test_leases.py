@@ -56,6 +56,23 @@ async def test_the_shortest_of_several_lapses_first(autojump_clock):
         assert await listed(w) == {}
 
 
+async def test_a_proxy_that_was_stopped_itself_drops_nobody_for_that(autojump_clock):
+    """SIGSTOP, a machine that sleeps, a loop that is kept busy: it has heard nobody, and that says nothing of them."""
+    async with world(plans=[None, None], worker_urls=()) as w:
+        one, two = w.workers
+        await lease(w, one, 10)
+        await lease(w, two, 20)
+        await w.ready()
+        before = w.app.fleet.workers
+        autojump_clock.jump(60)
+        await trio.sleep(9.9)
+        assert w.app.fleet.workers == before
+        await trio.sleep(0.2)
+        assert [*await listed(w)] == [two.url], "now it has listened for as long as the lease lasts"
+        await trio.sleep(10)
+        assert await listed(w) == {}
+
+
 async def test_who_lapses_ends_its_streams_in_peace(autojump_clock):
     async with world(plans=[None], worker_urls=(), options=SLOW) as w, trio.open_nursery() as nursery:
         [worker] = w.workers

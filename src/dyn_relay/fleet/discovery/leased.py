@@ -21,6 +21,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("discovery")
 
 #: So many URLs that have had a lease are remembered, the last ones.
 REMEMBERED = 4096
+#: Seconds. Woken so much later than it wanted to be, this process did not run, and could hear nobody.
+STOPPED = 1.0
 
 
 class Held(msgspec.Struct):
@@ -51,6 +53,8 @@ class Leased(Source):
     def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
         self.named: dict[Origin, Named] = {}
         self._ends: dict[Origin, float] = {}
+        #: Seconds, as it was last said.
+        self._lengths: dict[Origin, float] = {}
         self._ended: dict[Origin, None] = {}
         self._report: Report = _nobody
         self._clock = clock
@@ -61,8 +65,12 @@ class Leased(Source):
         report(self.named)
         while True:
             self._sooner = trio.Event()
-            with trio.move_on_after(min(self._ends.values(), default=math.inf) - self._clock()):
+            due = min(self._ends.values(), default=math.inf)
+            with trio.move_on_after(due - self._clock()):
                 await self._sooner.wait()
+            if self._clock() - due > STOPPED:
+                log.warning("this process did not run; all leases begin anew", seconds=round(self._clock() - due, 1))
+                self._ends = {origin: self._clock() + self._lengths[origin] for origin in self._ends}
             for origin in [one for one, end in self._ends.items() if end <= self._clock()]:
                 log.warning("a worker has not renewed its lease", url=str(origin))
                 self.end(origin)
@@ -80,14 +88,14 @@ class Leased(Source):
                 del self.named[origin]
                 self._report(self.named)
                 raise
-        self._ends[origin] = self._clock() + seconds
+        self._ends[origin], self._lengths[origin] = self._clock() + seconds, seconds
         self._sooner.set()
 
     def end(self, origin: Origin) -> bool:
         """Its lease is over, if it has one."""
         if self._ends.pop(origin, None) is None:
             return False
-        del self.named[origin]
+        del self.named[origin], self._lengths[origin]
         self._remember(origin)
         self._report(self.named)
         return True
@@ -105,7 +113,7 @@ class Leased(Source):
         for one in told.held:
             origin = Origin.parse(one.url)
             self.named[origin] = Named(origin, one.role, one.bootstrap_port)
-            self._ends[origin] = self._clock() + one.left
+            self._ends[origin], self._lengths[origin] = self._clock() + one.left, one.left
 
     def _remember(self, origin: Origin) -> None:
         self._ended.pop(origin, None)
