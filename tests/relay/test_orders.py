@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 import trio
 
@@ -98,6 +100,43 @@ async def test_an_empty_fleet_obeys_nothing(autojump_clock):
         for path, method in (("/flush_cache", "POST"), ("/pause_generation", "POST"), ("/v1/loads", "GET")):
             assert (await order(w, path, method=method)).status == 503, path
         assert not w.app.fleet.paused
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("named", ["w2", quote("http://w2:30000", safe="")])
+@pytest.mark.parametrize(("path", "says"), [("/start_profile", b"Start"), ("/stop_profile", b"Stop")])
+async def test_one_worker_is_told_by_its_name(autojump_clock, method, named, path, says):
+    """Nobody else is; the answer is that worker's own, a text."""
+    async with world(options=WorkerOptions(api_key="w"), worker_api_key="w", admin_api_key="admin") as w:
+        body = {"num_steps": "3"} if method == "POST" else None
+        at, admin = f"/workers/{named}{path}", {"authorization": "Bearer admin"}
+        answer = await fetch(w.network, w.url, f"{at}?x=1", body, method=method, headers=admin)
+        assert (answer.status, answer.header("content-type")) == (200, "text/plain; charset=utf-8")
+        assert answer.body.startswith(says)
+        [recorded] = got(w.workers[1], path)
+        assert (recorded.request.method, recorded.request.target) == (method, f"{path}?x=1")
+        assert recorded.request.header(b"authorization") == b"Bearer w"
+        assert got(w.workers[0], path) == []
+        assert (await order(w, at, {})).status == 401
+
+
+async def test_one_worker_that_cannot_be_told(autojump_clock, monkeypatch):
+    async def refuse(worker, request):
+        return Reply(500, b"Internal Server Error", b"text/plain")
+
+    monkeypatch.setitem(control.ROUTES, "/stop_profile", (("POST",), True, refuse))
+    async with world() as w:
+        answer = await order(w, "/workers/w1/stop_profile")
+        assert (answer.status, answer.body) == (500, b"Internal Server Error"), "as it is said there"
+        w.workers[0].kill()
+        answer = await order(w, "/workers/w1/start_profile")
+        assert answer.status == 502
+        assert "w1" in answer.json()["message"]
+        assert (await order(w, "/workers/w9/start_profile")).status == 404
+        assert (await order(w, "/workers/w2/start_profile", method="PUT")).status == 405
+        for path in ("flush_cache", "pause_generation", "update_weights_from_disk"):
+            assert (await order(w, f"/workers/w2/{path}")).status >= 400, "what all must do is not for one"
+            assert got(w.workers[1], f"/{path}") == []
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])

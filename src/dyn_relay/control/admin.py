@@ -1,4 +1,4 @@
-"""What stock SGLang keeps for its admin, and who is told here: all workers, none, or any one.
+"""What stock SGLang keeps for its admin, and who is told here: all workers, one that is named, none, or any one.
 
 Source: SGLang 0.5.23, all routes of `srt/entrypoints/http_server.py` and `elastic_ep.py` that have an `auth_level`
 (each ADMIN_OPTIONAL; `srt/utils/auth.py` knows ADMIN_FORCE, which no route has), with their methods. A path that an
@@ -79,6 +79,8 @@ ORDERS: Mapping[str, Order] = {
     "/freeze_gc": Order(_KNOB, _EITHER),
     "/slow_down": Order(_KNOB, _EITHER),
 }
+#: Those that can be for one worker alone, as `/workers/{id}/PATH`: whoever watches may look at one.
+FOR_ONE: Mapping[str, Order] = {path: order for path, order in ORDERS.items() if order.why is _WATCHED}
 
 _GROUP = "the body has one engine's rank or ports in a group"
 _HANDLES = "the body has tensors, or handles of them, for one engine's ranks"

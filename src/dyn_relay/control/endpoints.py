@@ -37,6 +37,7 @@ from dyn_relay.fleet.target import Target
 from dyn_relay.fleet.worker import Role, State, Worker
 from dyn_relay.formats.base import Answer
 from dyn_relay.http11.errors import error_body
+from dyn_relay.http11.headers import get
 from dyn_relay.http11.server import Drain, Request
 from dyn_relay.observe.metrics import CONTENT_TYPE, Metrics
 from dyn_relay.relay.departures import Departures
@@ -48,6 +49,8 @@ from dyn_relay.relay.service import Relay
 PROCESS_HEADER = b"x-dyn-relay-process"
 #: Seconds.
 LONGEST_LEASE = 3600.0
+#: The type of what has none.
+_UNKNOWN = b"application/octet-stream"
 _SECONDS = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)s?")
 
 
@@ -197,6 +200,16 @@ class Endpoints:
         """Every worker is told; 200 if all have obeyed."""
         return everyone.done(await self._told(request))
 
+    async def order_one(self, request: Request, name: str, path: str) -> Answer:
+        """One worker, by id or URL, is told: its own answer, as it came; 502 if there is none."""
+        worker = self.fleet.get(unquote(name))
+        if worker is None:
+            return _unknown(name)
+        [one] = await self.relay.tell_all(replace(request, path=path), ORDERS[path].timeout, [worker])
+        if one.answer is None:
+            return Answer(502, error_body(502, f"{worker.id}: {one.error}"))
+        return Answer(one.answer.status, one.answer.body, get(one.answer.headers, b"content-type") or _UNKNOWN)
+
     async def pause(self, request: Request, name: str) -> Answer:
         """The same; no attempt begins from before they are told on, unless none of them obeys."""
         already = self.fleet.paused
@@ -229,12 +242,12 @@ class Endpoints:
             raise BadInput("format: must be json; /metrics of each worker has the other")
         dead = frozenset(worker.id for worker in self.fleet.workers if worker.state is State.DEAD)
         question = replace(request, method="GET", path=everyone.LOADS)
-        said = await self.relay.tell_all(question, everyone.LOADS_TIMEOUT, once=False)
+        said = await self.relay.tell_all(question, everyone.LOADS_TIMEOUT, self.fleet.workers, once=False)
         return everyone.loads(said, dead)
 
     async def _told(self, request: Request) -> list[Said]:
         order = ORDERS[request.path.rstrip("/")]
-        said = await self.relay.tell_all(request, order.timeout)
+        said = await self.relay.tell_all(request, order.timeout, self.fleet.workers)
         if order.renews:
             await self.fleet.relearn(one.worker for one in said if one.ok)
             if self.siblings is not None:

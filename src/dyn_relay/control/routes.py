@@ -10,7 +10,7 @@ import trio
 
 from dyn_relay.config import Config
 from dyn_relay.control import together
-from dyn_relay.control.admin import ADMIN, CONTINUE, ONE_ENGINES, ORDERS, PAUSE
+from dyn_relay.control.admin import ADMIN, CONTINUE, FOR_ONE, ONE_ENGINES, ORDERS, PAUSE
 from dyn_relay.control.asked import BadInput
 from dyn_relay.control.auth import canonical, refusal
 from dyn_relay.control.endpoints import Endpoints
@@ -70,6 +70,12 @@ ROUTES: dict[str, Route] = {
     LOADS: Route({"GET": Endpoints.loads}),
     "/get_loads": Route({"GET": Endpoints.loads}),
     **{path: Route(dict.fromkeys(order.methods, Endpoints.order), head=False) for path, order in ORDERS.items()},
+    **{
+        f"/workers/*{path}": Route(
+            dict.fromkeys(order.methods, partial(Endpoints.order_one, path=path)), admin=True, head=False
+        )
+        for path, order in FOR_ONE.items()
+    },
     PAUSE: Route({"POST": Endpoints.pause}),
     CONTINUE: Route({"POST": Endpoints.go_on}),
     **{

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import trio
 
+from dyn_relay.fleet.worker import Worker
 from dyn_relay.formats.base import Answer, Bundle, Exchange, Explanation, NativeRequest, Outbound, Rejected
 from dyn_relay.formats.opaque import OpaqueExchange
 from dyn_relay.formats.traits import Traits
@@ -157,14 +158,16 @@ class Relay:
             self._context.metrics.requests_in_flight.dec()
             self._context.live.remove(request)
 
-    async def tell_all(self, request: Request, timeout: float, *, once: bool = True) -> list[Said]:
-        """Hand a client's request on to every worker, and give what each said: see `orders.tell_all`."""
+    async def tell_all(
+        self, request: Request, timeout: float, workers: Sequence[Worker], *, once: bool = True
+    ) -> list[Said]:
+        """Hand a client's request on to each of the workers, and give what each said: see `orders.tell_all`."""
         context = self._context
         target = f"{request.path.rstrip('/')}?{request.query}" if request.query else request.path.rstrip("/")
         content_type = get(request.headers, b"content-type") or b""
         order = Outbound(request.method, target, request.body, content_type)
         headers = native_headers(to_worker(request.headers, context.config))
-        return await tell_all(context, context.fleet.workers, order, headers, timeout, once=once)
+        return await tell_all(context, workers, order, headers, timeout, once=once)
 
     def pause(self) -> None:
         """From now on no attempt begins: requests wait for `go_on`. What was not sent yet is taken back."""
