@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,13 @@ import msgspec
 import trio
 
 from dyn_relay.config import Config
+from dyn_relay.direct.errors import refused
+from dyn_relay.direct.gateways import Gateways
+from dyn_relay.direct.numbers import CannotCarry
+from dyn_relay.direct.request import translate
 from dyn_relay.fleet.health import INFO_TIMEOUT
 from dyn_relay.formats import catalog
-from dyn_relay.formats.base import Format, NativeRequest
+from dyn_relay.formats.base import Explanation, Format, NativeRequest
 from dyn_relay.formats.traits import UNKNOWN, Traits
 from dyn_relay.http11.client import BadResponse, Origin, Pool, fetch
 from dyn_relay.http11.headers import Headers
@@ -39,7 +44,21 @@ def run(path: Path, worker: str | None, after: int, config: Config) -> dict[str,
     traits = trio.run(_ask, format, worker, config) if worker else format.stock
     [native] = format.paths
     request = NativeRequest("POST", native, _JSON, path.read_bytes())
-    return described(explained(format, config, request, traits, after), traits, worker, after)
+    found = explained(format, config, request, traits, after)
+    if worker and Origin.parse(worker).grpc and found.index is None and not config.http_fallback:
+        found = _over_grpc(found, request.body, traits)
+    return described(found, traits, worker, after)
+
+
+def _over_grpc(found: Explanation, body: bytes, traits: Traits) -> Explanation:
+    """The same, unless gRPC cannot carry the request: then the engine's gateway refuses it."""
+    try:
+        translate(msgspec.json.decode(body, type=dict[str, object]), tokenizer=traits.text is not False)
+    except CannotCarry as exc:
+        return replace(found, answer=found.answer or refused(str(exc)), continuation=None, stand_ins=(), needs=())
+    except (msgspec.MsgspecError, RecursionError):
+        pass  # the format says what is wrong with it
+    return found
 
 
 def text(found: dict[str, Any]) -> str:
@@ -61,7 +80,7 @@ def text(found: dict[str, Any]) -> str:
     lines += [*known, *(f"  - {one}" for one in found["depends"])]
     if found["lacks"]:
         lines.append(f"  it lacks what is asked for ({found['lacks']}); while another worker has it, that one is asked")
-    if found["migratable"]:
+    if found["migratable"] and not found["answer"]:
         after = f"if its worker died after {found['after']} token{'' if found['after'] == 1 else 's'}, "
         lines += ["", after + (found["instead"] or "another one would get")]
     if found["continuation"]:
@@ -100,12 +119,15 @@ async def _ask(format: Format, url: str, config: Config) -> Traits:
         raise ValueError(f"worker: {exc}") from None
     key = config.worker_api_key
     headers: Headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
-    async with open_network() as network:
-        pool = Pool(network, connect_timeout=config.connect_timeout_secs)
+    async with open_network() as network, trio.open_nursery() as nursery:
+        gateways = Gateways(network, connect_timeout=config.connect_timeout_secs)
+        await nursery.start(gateways.run)
+        pool = Pool(network, connect_timeout=config.connect_timeout_secs, grpc=gateways.dial)
         try:
             answers = {path: await _info(pool, origin, path, headers) for path in format.info_paths}
         finally:
             pool.close()
+        nursery.cancel_scope.cancel()
     problem = next((f"{path} {answer}" for path, answer in answers.items() if isinstance(answer, str)), "")
     if problem:
         raise Unanswered(f"worker: {origin}{problem}")

@@ -33,11 +33,12 @@ def run(*args: object, env: dict[str, str] | None = None, typed: str | None = No
 
 
 @contextmanager
-def worker(*flags: str) -> Iterator[str]:
+def worker(*flags: str, line: int = 0) -> Iterator[str]:
+    """The URL that it says in that line."""
     process = subprocess.Popen([*WORKER, *flags], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        yield process.stdout.readline().removeprefix("listening on ").strip()
+        yield [process.stdout.readline() for _ in range(line + 1)][line].removeprefix("listening on ").strip()
     finally:
         process.kill()
         process.communicate()
@@ -84,6 +85,19 @@ def test_a_worker_is_asked(path: Path) -> None:
     assert any("as the first worker" in one or "of at least" in one for one in found["needs"])
 
 
+def test_a_worker_behind_grpc_is_asked_and_what_cannot_be_carried_is_said(path: Path) -> None:
+    with worker("--dialect", "incremental", "--grpc-port", "0", line=1) as url:
+        assert url.startswith("grpc://")
+        found = json.loads(run(path, "--json", "--worker", url).output)
+        assert (found["worker"]["url"], found["worker"]["incremental"], found["answer"]) == (url, True, None)
+        assert found["continuation"]["body"]["input_ids"] == [1, 2, 3, 0]
+        path.write_text(json.dumps({**BODY, "cache_salt": "x"}))
+        lines = run(path, "--worker", url).output
+        assert '400 {"error":"cache_salt: ' in lines
+        assert "another one would get" not in lines
+        assert "another one would get" in run(path, "--worker", url, env={"DYN_HTTP_FALLBACK": "true"}).output
+
+
 def test_a_worker_that_wants_a_key(path: Path) -> None:
     with worker("--api-key", "k") as url:
         result = run(path, "--worker", url)
@@ -96,6 +110,7 @@ def test_a_worker_that_wants_a_key(path: Path) -> None:
     ("url", "code", "words"),
     [
         ("http://127.0.0.1:1", 1, "worker: http://127.0.0.1:1/model_info cannot be read"),
+        ("grpc://127.0.0.1:1", 1, "worker: grpc://127.0.0.1:1/model_info cannot be read"),
         ("127.0.0.1:1", 2, "worker: "),
         ("http://", 2, "worker: "),
     ],
