@@ -14,6 +14,7 @@ from dyn_testkit.relay import open_relay, until
 from dyn_testkit.sidecar import open_sidecar
 from dyn_testkit.simnet import SimNetwork
 from dyn_testkit.worker import WorkerOptions
+from dyn_testkit.worker.grpc import service
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged
 from tests.sidecar.harness import states
@@ -79,6 +80,18 @@ async def test_what_only_http_has_goes_over_http(autojump_clock):
         assert [one.path for one in workers[0].requests][-1] == "/v1/models"
 
 
+async def test_what_grpc_cannot_carry_goes_where_the_sidecar_was_told(autojump_clock, monkeypatch):
+    """Behind a mapped port, the engine itself tells another one."""
+    told = service.server_info
+    monkeypatch.setattr(service, "server_info", lambda worker: told(worker) | {"port": 9})
+    async with sided(1, both=True) as (_, [worker], [side], relay):
+        body = generate(4, logit_bias={"5": 0.5})
+        got = await relay.ask(body)
+        assert (got.status, got.complete) == (200, True)
+        assert [one.path for one in worker.requests].count("/generate") == 1
+        assert (await side.ask(None, "/v1/models")).status == 200
+
+
 async def test_what_grpc_does_not_have_is_refused_by_name(autojump_clock):
     async with sided(1) as (_, _, [side], _):
         got = await side.ask({}, "/configure_logging")
@@ -102,6 +115,10 @@ async def test_what_grpc_does_not_have_is_refused_by_name(autojump_clock):
         ({"engine": "http://a:1", "relay": ("b:1",)}, "relay"),
         ({"engine": "http://a:1", "lease_secs": 0.0}, "lease_secs"),
         ({"engine": "ftp://a:1"}, "engine"),
+        ({"engine": "http://a:1", "relay": ("grpc://b:1",)}, "relay"),
+        ({"engine": "http://a:1", "advertise": "grpc://b:1"}, "advertise"),
+        ({"engine": "http://a:1", "relay": ("http://127.0.0.1:1", "http://b:1")}, "advertise"),
+        ({"engine": "http://a:1", "relay": ("http://b:1",), "listen": "localhost:1"}, "advertise"),
     ],
 )
 def test_bad_settings_name_the_option(settings, field):
@@ -110,6 +127,9 @@ def test_bad_settings_name_the_option(settings, field):
 
 
 def test_addresses():
+    Settings(engine="http://a:1", relay=("http://localhost:1", "http://[::1]:2", "http://127.0.0.2:3"))
+    Settings(engine="http://a:1", relay=("http://b:1",), listen="127.0.0.1:1", advertise="http://c:1")
+    Settings(engine="http://a:1", relay=("http://b:1",), listen="c:1")
     assert Settings(engine="http://a:1", listen="[::1]:0").address == ("::1", 0)
     assert str(Settings(engine_grpc="a:1").origin) == "grpc://a:1"
     assert str(Settings(engine_grpc="grpcs://a:1", engine="http://a:2").origin) == "http://a:2"

@@ -108,9 +108,9 @@ class Gateway:
     async def _otherwise(self, served: ServerConnection, request: Request, status: int, why: str) -> None:
         """What gRPC cannot carry goes over HTTP if that may be, and else nowhere."""
         if self._tunnel is not None:
-            port = (await self.engine.facts()).http_port
-            if port is not None:
-                await self._tunnel.take(served, request, port)
+            end = self._tunnel.end((await self.engine.facts()).http_port)
+            if end is not None:
+                await self._tunnel.take(served, request, end)
                 return
         said = refused(why) if status == 400 else trouble(status, why)
         await served.respond(said.status, JSON, said.body)

@@ -64,16 +64,17 @@ class Gateways:
         *,
         connect_timeout: float = 5.0,
         tls: ssl.SSLContext | None = None,
-        http_fallback: bool = False,
+        http_fallback: bool | Origin = False,
     ) -> None:
         """`tls`: for grpcs origins; the system's certificate authorities if None.
 
-        `http_fallback`: what gRPC cannot carry is sent to the engine's HTTP port.
+        `http_fallback`: what gRPC cannot carry is sent to the engine's HTTP port, or where that is said to be.
         """
         self._network = network
         self._connect_timeout = connect_timeout
         self._tls = tls
         self._http = Pool(network, connect_timeout=connect_timeout) if http_fallback else None
+        self._http_at = http_fallback if isinstance(http_fallback, Origin) else None
         self._places: dict[Origin, _Place] = {}
         self._nursery: trio.Nursery | None = None
 
@@ -123,7 +124,7 @@ class Gateways:
         ) as channels:
             place.channels = channels
             place.opened.set()
-            tunnel = Tunnel(self._http, origin.host) if self._http is not None else None
+            tunnel = Tunnel(self._http, self._http_at or origin.host) if self._http is not None else None
             gateway = Gateway(Engine(channels), str(origin), tunnel)
             await serve(place.door, gateway, _LIMITS, draining=place.leaving, on_error=_report)
 

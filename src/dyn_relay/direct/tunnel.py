@@ -22,18 +22,23 @@ class _Verbatim:
 
 
 class Tunnel:
-    """To the HTTP servers at `host`."""
+    """To the HTTP server of an engine: the one `at` that URL, or the one at that host, on the port that it tells."""
 
-    def __init__(self, pool: Pool, host: str) -> None:
+    def __init__(self, pool: Pool, at: Origin | str) -> None:
         self._pool = pool
-        self._host = host
+        self._at = at
 
-    async def take(self, served: ServerConnection, request: Request, port: int) -> None:
-        """Answer `request` with what the server at `port` says; an answer that breaks off does so here, too.
+    def end(self, port: int | None) -> Origin | None:
+        """Where it leads, given what the engine tells; None: nobody knows."""
+        if isinstance(self._at, Origin):
+            return self._at
+        return None if port is None else Origin(self._at, port)
+
+    async def take(self, served: ServerConnection, request: Request, origin: Origin) -> None:
+        """Answer `request` with what the server at its end says; an answer that breaks off does so here, too.
 
         Raises `ConnectFailed`, `ConnectionBroken`, `BadResponse`.
         """
-        origin = Origin(self._host, port)
         target = f"{request.path}?{request.query}" if request.query else request.path
         upstream = await self._pool.acquire(origin, fresh=True)
         try:

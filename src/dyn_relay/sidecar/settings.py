@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from ipaddress import ip_address
+from typing import Literal, cast
 
 from dyn_relay.config import ConfigError, LogLevel, Option, option, options_of
 from dyn_relay.config.checks import are_urls, is_name_and_port, is_path
@@ -19,16 +20,32 @@ _ENGINE, _PLACE, _RELAYS, _LIMITS, _OBSERVE = "Engine", "Address", "Proxies", "T
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
-def _is_url(value: object) -> None:
-    if value is not None:
-        are_urls((value,))
+def _are_http(value: object) -> None:
+    """URLs of HTTP servers."""
+    urls = cast("tuple[str, ...]", value or ())
+    are_urls(urls)
+    for url in urls:
+        if Origin.parse(url).grpc:
+            raise ValueError(f"{url!r}: an HTTP server is meant, not a gRPC one")
+
+
+def _is_http(value: object) -> None:
+    _are_http(value and (value,))
+
+
+def _is_here(host: str) -> bool:
+    """Does it name the machine of whoever dials it?"""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What one sidecar is told. Raises `ConfigError`."""
 
-    engine: str | None = option(_ENGINE, None, "The engine's HTTP URL.", verify=_is_url, metavar="URL")
+    engine: str | None = option(_ENGINE, None, "The engine's HTTP URL.", verify=_is_http, metavar="URL")
     engine_grpc: str | None = option(
         _ENGINE,
         None,
@@ -47,11 +64,11 @@ class Settings:
         _PLACE, "127.0.0.1:0", "Where the engine is shown; port 0 lets the system choose.", metavar="HOST:PORT"
     )
     advertise: str | None = option(
-        _PLACE, None, "URL under which proxies reach that; unset = as --listen.", verify=_is_url, metavar="URL"
+        _PLACE, None, "URL under which proxies reach that; unset = as --listen.", verify=_is_http, metavar="URL"
     )
 
     relay: tuple[str, ...] = option(
-        _RELAYS, (), "Proxies to register at; several, each behind its own flag.", verify=are_urls, metavar="URL"
+        _RELAYS, (), "Proxies to register at; several, each behind its own flag.", verify=_are_http, metavar="URL"
     )
     relay_api_key: str | None = option(_RELAYS, None, "The proxies' admin key.", secret=True)
     worker_type: Literal["regular", "prefill", "decode"] | None = option(
@@ -86,11 +103,14 @@ class Settings:
             row.check(getattr(self, row.name), f"{type(self).__name__}()")
         if self.engine is None and self.engine_grpc is None:
             raise ConfigError("engine: needed, the engine's URL, or engine_grpc, or both")
-        if self.origin.grpc and self.engine is not None:
-            raise ConfigError(f"engine: {self.engine} is no HTTP URL; engine_grpc is for gRPC")
+        _ = self.grpc  # as below: each raises for what it is made of
         host, _ = self.address
-        if host in _EVERYWHERE and self.relay and self.advertise is None:
-            raise ConfigError(f"advertise: needed, since no proxy can dial {host}, where --listen is")
+        if self.advertise is None and self.relay:
+            if host in _EVERYWHERE:
+                raise ConfigError(f"advertise: needed, since no proxy can dial {host}, where --listen is")
+            far = [relay for relay in self.relay if not _is_here(Origin.parse(relay).host)]
+            if _is_here(host) and far:
+                raise ConfigError(f"advertise: needed, or another --listen: at {far[0]}, {host} is that machine itself")
 
     @property
     def origin(self) -> Origin:

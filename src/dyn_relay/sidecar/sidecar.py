@@ -52,7 +52,9 @@ class Sidecar:
         self.open = trio.Event()
         self._network = network
         self._gateways = Gateways(
-            network, connect_timeout=settings.connect_timeout_secs, http_fallback=settings.engine is not None
+            network,
+            connect_timeout=settings.connect_timeout_secs,
+            http_fallback=settings.engine is not None and settings.origin,
         )
         self._pool = Pool(network, connect_timeout=settings.connect_timeout_secs, grpc=self._gateways.dial)
         self.engine = Engine(settings, network, self._pool)
