@@ -17,7 +17,7 @@ from dyn_relay.direct.numbers import CannotCarry
 from dyn_relay.direct.request import translate
 from dyn_relay.fleet.health import INFO_TIMEOUT
 from dyn_relay.formats import catalog
-from dyn_relay.formats.base import Explanation, Format, NativeRequest
+from dyn_relay.formats.base import Answer, Explanation, Format, NativeRequest
 from dyn_relay.formats.traits import UNKNOWN, Traits
 from dyn_relay.http11.client import BadResponse, Origin, Pool, fetch
 from dyn_relay.http11.headers import Headers
@@ -55,7 +55,9 @@ def _over_grpc(found: Explanation, body: bytes, traits: Traits) -> Explanation:
     try:
         translate(msgspec.json.decode(body, type=dict[str, object]), tokenizer=traits.text is not False)
     except CannotCarry as exc:
-        return replace(found, answer=found.answer or refused(str(exc)), continuation=None, stand_ins=(), needs=())
+        said = refused(str(exc))
+        answer = found.answer or Answer(said.status, said.body)
+        return replace(found, answer=answer, continuation=None, stand_ins=(), needs=())
     except (msgspec.MsgspecError, RecursionError):
         pass  # the format says what is wrong with it
     return found
