@@ -39,17 +39,33 @@ engine() {
     CUDA_VISIBLE_DEVICES=$n $ENGINE --host 127.0.0.1 --port "$(http_port "$n")" --grpc-port "$(grpc_port "$n")" "$@" &
 }
 
+SIDECARS=
+
 # sidecar N: beside engine N
 sidecar() {
     dyn-sidecar --engine "http://127.0.0.1:$(http_port "$1")" --relay "$RELAY" \
         --listen "127.0.0.1:$(sidecar_port "$1")" $SIDECAR_FLAGS &
+    SIDECARS+=" $!"
 }
 
 # relay FLAGS...
-relay() { dyn-relay serve --port "$PORT" $RELAY_FLAGS "$@" & }
-
-# Until one of them ends, or a signal comes: then all do. Sidecars withdraw before the engines go.
-together() {
-    trap 'trap - EXIT TERM INT; kill $(jobs -p) 2>/dev/null; wait' EXIT TERM INT
-    wait -n
+relay() {
+    dyn-relay serve --port "$PORT" $RELAY_FLAGS "$@" &
+    PROXY=$!
 }
+
+# Until the proxy ends, or a signal comes: then all do. Sidecars withdraw first, and what is live is answered before the
+# engines go; a second signal ends all at once. An engine that dies ends nothing: the others go on, and one that is
+# started in its place is found.
+together() {
+    trap ending EXIT TERM INT
+    wait "$PROXY"
+}
+ending() {
+    trap 'kill -KILL $(jobs -p) 2>/dev/null || true' EXIT TERM INT
+    end $SIDECARS
+    end "$PROXY"
+    end $(jobs -p)
+    trap - EXIT
+}
+end() { [ $# -eq 0 ] || { kill "$@" 2>/dev/null || true; wait "$@" || true; }; }

@@ -67,6 +67,11 @@ async def test_a_script_serves_and_ends(script):
                 for number in range(3):
                     body = generate(8, rid=f"{number}" * 32)
                     assert judged(await fetch(network, url, "/generate", body), body, ORACLE) == []
+                if not paired:
+                    os.kill(_engine(process.pid, first), signal.SIGKILL)
+                    body = generate(8, rid="d" * 32)
+                    assert judged(await fetch(network, url, "/generate", body), body, ORACLE) == []
+                    assert process.poll() is None, "an engine's death is the proxy's to bear"
         process.send_signal(signal.SIGTERM)
         with trio.fail_after(30):
             await process.wait()
@@ -90,6 +95,16 @@ async def ready(network, url: str, count: int) -> None:
             continue
         if len(listed) == count and all(one["state"] == "ready" for one in listed):
             return
+
+
+def _engine(group: int, port: int) -> int:
+    """The process of the engine with that HTTP port."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if _group(pid) == group:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
+            if any(word.endswith("dyn-mock-worker") for word in words) and str(port) in words:
+                return int(pid)
+    raise AssertionError(f"no engine on {port}")
 
 
 def _group(pid: str) -> int:
