@@ -91,7 +91,14 @@ PAIRED = {"workers": ["http://a", "http://b", "http://c"], "prefills": ["http://
 )
 def test_who_of_a_pair_failed_is_left_out(tried: tuple[tuple[str, str, str | None, str], ...], wrong: bool) -> None:
     attempts = [
-        {"number": number, "url": f"http://{url}", "prefill_url": f"http://{prefill}", "cause": cause, "detail": words}
+        {
+            "number": number,
+            "url": f"http://{url}",
+            "prefill_url": f"http://{prefill}",
+            "cause": cause,
+            "detail": words,
+            "started": float(number),
+        }
         for number, (url, prefill, cause, words) in enumerate(tried)
     ]
     history = run({**ROW, "attempts": attempts}, limits=PAIRED)
