@@ -11,6 +11,7 @@ from dyn_testkit.history import (
     Arrival,
     Fault,
     History,
+    Lease,
     Order,
     Record,
     Run,
@@ -72,6 +73,7 @@ def run(row: dict[str, Any] | None, got: Record | None = None, **fields: Any) ->
         history.records["third"] = record("unary", key="third", left=True, body={**got.body, "rid": "third"})
         history.references["third"] = record("unary", key="third")
     history.faults = fields.pop("faults", [])
+    history.leases = fields.pop("leases", [])
     history.arrivals = [one if isinstance(one, Arrival) else Arrival("http://a", 0.0, {"rid": one}) for one in arrived]
     history.orders = [Order(worker, 0.5, rid) for worker, rid in orders]
     history.samples = [Sample(0.0, {"fds": 10, "in_flight": 3}), Sample(9.0, fields)]
@@ -177,6 +179,8 @@ RUNS: dict[str, tuple[History, set[str]]] = {
         set(),
     ),
     "a lease": (run(WHOLE, in_flight=1), {"leases"}),
+    "a worker with a lease": (run(WHOLE, leases=[Lease("http://a", 0.0, 60.0)]), set()),
+    "a worker that had no lease yet": (run(WHOLE, leases=[Lease("http://a", 0.5, 60.0)]), {"tenure"}),
     "descriptors": (run(WHOLE, fds=1000), {"leak"}),
     "an answer that came late": (run(WHOLE, record("unary", ended=11.0)), {"liveness"}),
     "a failure that faults explain": (run(failed(["cut", "cut"]), LOUD, faults=[HERE]), set()),
