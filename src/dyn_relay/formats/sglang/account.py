@@ -6,7 +6,7 @@ An attempt's account moves into the ledger when the attempt has ended (`_settle`
 from __future__ import annotations
 
 import msgspec
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw
 
 from dyn_relay.formats.base import CannotComplete, End, Verdict
 from dyn_relay.formats.sglang.answer import IDS, Rule, may_be_rows, rule
@@ -28,7 +28,6 @@ from dyn_relay.formats.sglang.events import (
     whole_decoder,
 )
 from dyn_relay.formats.sglang.fold import SENT
-from dyn_relay.formats.sglang.growing import Growing
 from dyn_relay.formats.sglang.ledger import Attempt, Ledger, Rows
 from dyn_relay.formats.sglang.lineup import check_finish
 from dyn_relay.formats.sglang.rebase import View, add_counters, renew, snapshot, unlike
@@ -82,10 +81,6 @@ class Account:
         #: The first worker has said that its ids are deltas; whether its rows are, no event has shown.
         self._deltas_said = False
         self._finished = self._aborted = False
-        #: Reads events of an attempt whose every trait is known: only their counts are still to be checked.
-        self._steady: msgspec.json.Decoder[Delta] | Growing | None = None
-        #: Of the current attempt's events nothing is needed but ids and text: a stream's client gets them as they are.
-        self._even = False
         self._held = b""
         self._fault: Fault | None = None
         #: The engine's wall clock, and ours at the time.
@@ -116,7 +111,6 @@ class Account:
 
     def _stop(self, end: End, detail: str, *, accuses: bool = False) -> None:
         self.end, self.detail, self.accuses = end, detail, accuses
-        self._steady = None
 
     def _stop_with(self, found: Fault) -> None:
         self._fault = found
@@ -135,40 +129,6 @@ class Account:
             return b"".join(as_received(whole, data))
         named = {**read_fields(fields["meta_info"]), "id": raw(self.rid)}
         return b"".join(framed(fields, named))
-
-    def passes(self, data: bytes) -> bool:
-        """Count an event that only brings more tokens; False, and nothing is done, if it may be anything else."""
-        steady, attempt = self._steady, self._attempt
-        if steady is None:
-            return False
-        try:
-            event = steady.decode(data)
-            meta, ids = event.meta_info, event.output_ids
-            if (
-                meta is None
-                or meta.finish_reason is not None
-                or meta.id != attempt.rid
-                or meta.weight_version != attempt.version
-                or meta.weight_versions is not UNSET
-            ):
-                return False
-            total, before = meta.completion_tokens, attempt.tokens
-            if isinstance(total, UnsetType) or isinstance(ids, UnsetType):
-                return False
-            if total <= before or len(ids) != total - before:
-                return False
-            if attempt.deltas:
-                self._ledger.ids.extend(ids)
-                if self._ledger.text:
-                    attempt.say(event.text)
-        except (msgspec.DecodeError, RecursionError, OverflowError, Foreign):
-            return False
-        attempt.events += 1
-        attempt.last_delta = total - before
-        attempt.tokens = self.attempt_tokens = total
-        self.delivered = attempt.base + total
-        attempt.newest = data
-        return True
 
     def _account(self, data: bytes, now: float, whole: bytes) -> int | None:
         """Check an event and count it. Returns the attempt's tokens before it; None if it is no part of an answer.
@@ -197,7 +157,6 @@ class Account:
         total, before = meta.completion_tokens, attempt.tokens
         if last is Kind.ABORT_ECHO:
             attempt.echo, self._finished, self._aborted = data, True, True
-            self._steady = None
             return before
         ids = event.output_ids
         if total is UNSET or ids is UNSET:
@@ -235,23 +194,11 @@ class Account:
             attempt.state(spans)
         if last is not Kind.FINISH or not self.streaming:
             attempt.newest = data  # a stream's finish is not needed again, and large if anything is
-        self._steady = None
         if last is Kind.FINISH:
             self._finished, self._aborted = True, finish_type(event) == "abort"
             if meta.finish_reason is not None and not self._aborted:
                 self._stops.learn(self._request, meta.finish_reason, before, total)
-        elif self._even and attempt.dialect is not None and not (attempt.prefilled and attempt.prefilled.adds):
-            if not attempt.deltas:
-                self._steady = self._growing(data)
-            elif self.streaming:
-                self._steady = delta_decoder  # else its rows are gathered
         return before
-
-    def _growing(self, data: bytes) -> Growing | None:
-        try:
-            return Growing(data)
-        except UNREADABLE:
-            return None  # a shape that only `_account` reads
 
     def _last(self, event: Delta | Whole, data: bytes, whole: bytes) -> Kind:
         """What an event that is no mere progress is; an error ends the attempt and is held back."""
@@ -390,7 +337,6 @@ class Account:
         if self._settled:
             return
         self._settled = True
-        self._steady = None
         if self._attempt.go_back():
             self.attempt_tokens = self._attempt.tokens
             self.delivered = self._attempt.base + self._attempt.tokens

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from dyn_relay.formats.base import End, Event, Outbound, Verdict
-from dyn_relay.formats.sglang.account import UNREADABLE, Account
+from dyn_relay.formats.sglang.account import UNREADABLE
 from dyn_relay.formats.sglang.answer import IDS
 from dyn_relay.formats.sglang.detection import spoken, told
 from dyn_relay.formats.sglang.dialect import Dialect, deltas
@@ -37,6 +37,7 @@ from dyn_relay.formats.sglang.ledger import Attempt
 from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.spans import label
+from dyn_relay.formats.sglang.steady import Steady
 from dyn_relay.formats.sglang.wire import (
     Foreign,
     NotJson,
@@ -44,7 +45,7 @@ from dyn_relay.formats.sglang.wire import (
 )
 
 
-class Reader(Account):
+class Reader(Steady):
     """The events of one logical request's attempts, in order; the part of an exchange that looks into answers."""
 
     def __init__(self, request: Request, rid: str, rules: Rules) -> None:
