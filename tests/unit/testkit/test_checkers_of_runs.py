@@ -13,6 +13,7 @@ from dyn_testkit.checkers import CHECKERS, check, exclusion
 from dyn_testkit.history import (
     Arrival,
     End,
+    Lease,
     Row,
     Run,
     Sample,
@@ -138,6 +139,7 @@ def test_an_answer_that_was_checked_before_needs_no_reference_but_must_still_be_
 def test_a_history_survives_the_file(tmp_path: Path) -> None:
     for end in (End(), End(-9), None):
         history = run(WHOLE, faults=[HERE])
+        history.leases = [Lease("http://a", 1.0, 10.0)]
         history.end = end
         save(tmp_path / "h.jsonl", history.entries())
         again = load(tmp_path / "h.jsonl")
@@ -155,4 +157,5 @@ def test_a_row_without_what_checkers_read_is_no_row(tmp_path: Path) -> None:
 def test_every_check_has_its_corruption() -> None:
     covered = {"framing", "dialect", *(each for _, _, expected in CORRUPTIONS.values() for each in expected)}
     covered |= {each for _, expected in RUNS.values() for each in expected}
-    assert covered == set(CHECKERS) - {"pairs"}  # has its own: test_simulated_pairs.py
+    # These have their own: test_simulated_pairs.py, tests/sidecar/test_simulated.py.
+    assert covered == set(CHECKERS) - {"pairs", "tenure"}
