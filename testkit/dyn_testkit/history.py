@@ -34,6 +34,8 @@ class Run(Entry, frozen=True, tag="run"):
     workers: list[str] = []
     #: Those of prefill workers, if workers are pairs: the others are decode workers then.
     prefills: list[str] = []
+    #: Those, of both, whose engines are asked over gRPC: a gateway says how they are, and answers also when they hang.
+    grpc: list[str] = []
     #: The router's clock of rows at the beginning of the run.
     began: float = 0.0
     #: Migrations that a request may have before it may fail loudly; None: no request may fail.
@@ -194,8 +196,6 @@ class Arrival(Entry, frozen=True, tag="arrival"):
     made: list[tuple[str, int, int]] | None = None
     #: When the worker had done with it; None: not told.
     left: float | None = None
-    #: Its sidecar has sent it over gRPC.
-    grpc: bool = False
 
 
 class Order(Entry, frozen=True, tag="order"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import trio
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 from dyn_relay.fleet.discovery.base import Report
 from dyn_relay.fleet.discovery.leased import Leased
 from dyn_relay.sidecar.sidecar import Sidecar
-from dyn_testkit.checkers import exclusion, tenure
+from dyn_testkit.checkers import exclusion, silence, tenure
 from dyn_testkit.checkers.tenure import BACK, LISTED, WELL
 from dyn_testkit.client import fetch
 from dyn_testkit.gate import GatedNetwork
@@ -211,7 +212,7 @@ def test_absences(seen: History, words: str | None) -> None:
     assert words is None or any(words in one for one in found)
 
 
-def row(*attempts: tuple[str, float, str | None]) -> dict[str, object]:
+def row(*attempts: tuple[str, float, str | None]) -> dict[str, Any]:
     fields = [
         {"number": number, "worker": url, "url": url, "started": at, "ended": at + 1, "cause": cause, "detail": ""}
         for number, (url, at, cause) in enumerate(attempts)
@@ -243,6 +244,23 @@ def test_whoever_is_away_is_nobody_to_go_to(attempts: list[tuple[str, float, str
     seen = history((0, 10), (5, 10), *STEADY[12:], faults=(fault(0, 50),))
     seen.rows = [row(*attempts)]
     assert len(list(exclusion.check(seen))) == findings
+
+
+@pytest.mark.parametrize(
+    ("migratable", "grpc", "harms", "findings"),
+    [
+        (True, True, (), 1),
+        (False, False, (), 1),
+        (False, True, (), 0),  # a gateway answers for its engine
+        (False, True, ("lease",), 1),
+    ],
+)
+def test_who_is_answered_for_is_waited_for(migratable: bool, grpc: bool, harms: tuple[str, ...], findings: int) -> None:
+    seen = history(faults=(fault(10, 200, "health", "answers", *harms),))
+    seen.run = replace(seen.run, silence=60.0, grpc=["s"] if grpc else [])
+    seen.rows = [row(("s", 1, None)) | {"migratable": migratable}]
+    seen.rows[0]["attempts"][0]["ended"] = 100.0
+    assert len(list(silence.check(seen))) == findings
 
 
 # -- what it is made of

@@ -23,7 +23,7 @@ def check(history: History) -> Iterator[Finding]:
         for arrival in asked(record, history.arrivals):
             got = _own(arrival.body)
             want = wanted
-            if arrival.grpc or arrival.worker.startswith("grpc"):
+            if arrival.worker in history.run.grpc:
                 want, got = _asking(wanted), _asking(got)
             wrong = sorted(name for name in want.keys() | got.keys() if want.get(name, _NO) != got.get(name, _NO))
             if wrong:

@@ -11,7 +11,8 @@ from dyn_testkit.history import History
 def check(history: History) -> Iterator[Finding]:
     """Needs the router's rows and the time of its patience.
 
-    While clients do not read, nobody can tell whose silence it is.
+    While clients do not read, nobody can tell whose silence it is. What cannot be continued is waited for as long as
+    somebody answers for its engine.
     """
     patience = history.run.silence
     if patience is None or any("clients" in fault.harms for fault in history.faults):
@@ -20,6 +21,8 @@ def check(history: History) -> Iterator[Finding]:
         if not {"health", "answers"} <= set(fault.harms):
             continue
         for row in history.rows:
+            if not row["migratable"] and fault.target in history.run.grpc and "lease" not in fault.harms:
+                continue
             for attempt in row["attempts"]:
                 since = row["time"] - history.run.began
                 waited = min(since + attempt["ended"], fault.until or since + attempt["ended"]) - fault.at

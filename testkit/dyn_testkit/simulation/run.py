@@ -93,6 +93,7 @@ async def _run(ran: Ran, factory: RouterFactory, observe: Callable[[NetEvent], N
                 tapped=True,
                 workers=urls,
                 prefills=prefills,
+                grpc=[world.url(number) for number, over in enumerate(world.over_grpc) if over],
                 migration_limit=config.migration_limit,
                 aftermath=AFTERMATH + 2 * config.stall_timeout_secs,
                 patience=plan.patience,
@@ -194,7 +195,6 @@ def _arrivals(world: World) -> list[Arrival]:
             body,
             worker.made.get(body.get("rid", "")),
             _left(worker, body, recorded.at),
-            world.over_grpc[at],
         )
         for at, worker in enumerate(world.workers)
         for recorded, body in ((each, each.json()) for each in worker.generates)
