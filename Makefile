@@ -24,7 +24,7 @@ pairs: $(STAMP)
 sidecars: $(STAMP)
 	$(BIN)/dyn-chaos simulate --sidecars --seeds 1000
 
-# Twenty bugs planted in the proxy, one at a time: the simulator must find each (some minutes).
+# Bugs planted in the proxy and the sidecar, one at a time: the simulator must find each (some minutes).
 mutants: $(STAMP)
 	$(BIN)/python tests/mutants/hunt.py
 

@@ -185,18 +185,6 @@ SIDECARS = tuple(
             "_ABSENT = (State.STARTING, State.DEAD)",
             "_ABSENT = (State.STARTING, State.DEAD, State.UNREADY)",
         ),
-        (
-            "the end of a broken answer is a clean one",
-            "sidecar/bridge.py",
-            'return self._framed(b"") if not self.done and self._response.eof() else b""',
-            'return self._connection.frame(b"", b"", last=True)',
-        ),
-        (
-            "what a client leaves goes on",
-            "sidecar/bridge.py",
-            "upstream.discard()\n            if not",
-            "pass\n            if not",
-        ),
         ("a lease is not renewed", "sidecar/registration.py", "return self._lease / RENEWALS", "return math.inf"),
         (
             "what was not taken is not said again",
