@@ -222,8 +222,13 @@ async def _listed(world: World) -> dict[str, float]:
     listed = (await fetch(world.auditor, world.router.url, "/workers")).json()["workers"]
     there = {one["url"]: one for one in listed if one["state"] != "draining"}
     urls = [world.url(number) for number in world.sidecars]
-    well = {tenure.WELL + url: float(url in there and there[url]["is_healthy"]) for url in urls}
+    well = {tenure.WELL + url: float(url in there and _usable(there[url])) for url in urls}
     return well | {tenure.LISTED + url: float(url in there) for url in urls}
+
+
+def _usable(listed: Mapping[str, Any]) -> bool:
+    """A breaker that has opened since requests were cut waits for the next ones."""
+    return listed["is_healthy"] or listed["state"] in ("open", "half_open")
 
 
 def _orders(world: World) -> list[Order]:
