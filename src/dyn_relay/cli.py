@@ -115,7 +115,7 @@ def _check(loaded: Loaded) -> None:
 
 
 #: The proxy's own options that make a difference to what is explained.
-_JUDGING = ("migration_limit", "migration_max_seq_len", "split_batches", "weight_version_policy")
+_JUDGING = ("migration_limit", "migration_max_seq_len", "split_batches", "weight_version_policy", "http_fallback")
 
 
 def _explain(body: str, worker: str | None, after: int, as_json: bool, config: str | None, **flags: object) -> None:

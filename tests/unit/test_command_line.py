@@ -37,6 +37,19 @@ def test_check_prints_values_and_origins(runner: CliRunner) -> None:
     assert rows["migration_limit"] == ["3", "default"]
 
 
+def test_what_was_said_in_other_words_is_of_those_words(runner: CliRunner) -> None:
+    words = ["check", "--prefill-engine-url", "grpc://a:1", "--engine-url", "grpc://b:1", "--decode", "grpc://c:1"]
+    result = runner.invoke(main, words, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    rows = {cells[1].strip(): cells[2:4] for line in result.output.splitlines() if len(cells := line.split("│")) == 5}
+    assert [cell.strip() for cell in rows["prefill"]] == ["grpc://a:1", "--engine-url, --prefill-engine-url"]
+    assert [cell.strip() for cell in rows["decode"]] == [
+        "grpc://c:1 grpc://b:1",
+        "--decode, --engine-url, --prefill-engine-url",
+    ]
+    assert [cell.strip() for cell in rows["worker_urls"]] == ["", "default"]
+
+
 def test_check_shows_no_secret(runner: CliRunner) -> None:
     result = runner.invoke(main, ["check", "--api-key", "hunter2"], env={"DYN_WORKER_API_KEY": "hunter3"})
     assert result.output.count("***") == 2

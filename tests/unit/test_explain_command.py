@@ -95,7 +95,7 @@ def test_a_worker_behind_grpc_is_asked_and_what_cannot_be_carried_is_said(path: 
         lines = run(path, "--worker", url).output
         assert '400 {"error":"cache_salt: ' in lines
         assert "another one would get" not in lines
-        assert "another one would get" in run(path, "--worker", url, env={"DYN_HTTP_FALLBACK": "true"}).output
+        assert "another one would get" in run(path, "--worker", url, "--http-fallback").output
 
 
 def test_a_worker_that_wants_a_key(path: Path) -> None:

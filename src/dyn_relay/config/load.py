@@ -32,7 +32,16 @@ def load(flags: Mapping[str, object], environ: Mapping[str, str], file: str | No
     """
     path = file or environ.get(CONFIG_ENV)
     values, origins = merge(OPTIONS, flags, environ, _read_file(path) if path else {}, str(path))
-    return Loaded(Config(**cast("dict[str, Any]", values)), origins)
+    config = Config(**cast("dict[str, Any]", values))
+    return Loaded(config, _folded(config, values, origins))
+
+
+def _folded(config: Config, values: Mapping[str, object], origins: dict[str, str]) -> dict[str, str]:
+    """Where values come from, once what was said in other words is what it means: then it is of those words, too."""
+    new = [one.name for one in OPTIONS if getattr(config, one.name) != values.get(one.name, one.default)]
+    words = [origins[name] for name in new if not getattr(config, name)]
+    kept = {name: [origins[name]] if name in values else [] for name in new if getattr(config, name)}
+    return origins | {name: ", ".join((*own, *words)) for name, own in kept.items()}
 
 
 def merge(
