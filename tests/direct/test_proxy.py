@@ -10,6 +10,7 @@ import trio
 
 from dyn_relay.app import Misplaced
 from dyn_relay.config import Config, ConfigError
+from dyn_relay.fleet.worker import State
 from dyn_relay.http11.origin import Origin
 from dyn_testkit import faults
 from dyn_testkit.engine import Model
@@ -198,3 +199,37 @@ def test_the_url_of_a_grpc_server(url):
 def test_what_is_none(url):
     with pytest.raises(ValueError, match=r"gRPC needs a port|scheme"):
         Origin.parse(url)
+
+
+@pytest.mark.parametrize("how", ["refuse", "hang"])
+async def test_an_http_port_that_nobody_can_dial_is_no_fault_of_the_engine(autojump_clock, how):
+    """What gRPC cannot carry is refused by name, at once, and the workers stay as well as they are."""
+    async with direct(http_fallback=True) as w:
+        for number in (1, 2):
+            getattr(w.network, how)((f"w{number}", 30000))
+        for _ in range(3):
+            began = trio.current_time()
+            answer = await w.ask({**body(stream=False), "extra_key": "k"})
+            assert answer.status == 400
+            assert "extra_key" in answer.json()["error"]
+            assert "30000" in answer.json()["error"]
+            assert trio.current_time() - began <= 5
+        answer = await w.ask(None, "/v1/nothing")
+        assert (answer.status, ":30000: " in answer.json()["message"]) == (501, True)
+        assert [(one.state, one.failures) for one in w.app.fleet.workers] == [(State.READY, 0)] * 2
+
+
+async def test_an_engine_that_dies_before_its_http_port_is_dialled_is_dead(autojump_clock):
+    """Nothing listens there any more, and that is no refusal: another one is asked."""
+    async with direct(http_fallback=True) as w:
+        answers = []
+        w.network.hang(("w1", 30000))
+
+        async def ask():
+            answers.append(await w.ask({**body(stream=False), "extra_key": "k"}))
+
+        w.nursery.start_soon(ask)
+        await trio.sleep(1)
+        w.workers[0].kill()
+        await until(lambda: answers)
+        assert (answers[0].status, len(w.workers[1].generates)) == (200, 1)

@@ -110,7 +110,11 @@ class Gateway:
         if self._tunnel is not None:
             end = self._tunnel.end((await self.engine.facts()).http_port)
             if end is not None:
-                await self._tunnel.take(served, request, end)
-                return
+                try:
+                    await self._tunnel.take(served, request, end)
+                    return
+                except ConnectFailed as exc:
+                    await self.engine.well()  # raises if the engine is gone: then it is not for HTTP to say
+                    why = f"{why}; nor be sent over HTTP: {exc}"
         said = refused(why) if status == 400 else trouble(status, why)
         await served.respond(said.status, JSON, said.body)
