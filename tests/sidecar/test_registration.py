@@ -217,6 +217,22 @@ async def test_the_keys_of_the_engine_and_of_the_proxy(autojump_clock):
             assert (await side.ask(body)).status == 401, "the engine asks for its key here, too"
 
 
+async def test_a_proxy_that_has_refused_it_has_nothing_to_give_back(autojump_clock):
+    """A wrong key, say: nobody waits for a lease that there never was."""
+    network = SimNetwork(1)
+    async with (
+        open_fleet(network, "w{}", 30000) as fleet,
+        open_relay(network, "proxy", 30000, log_level="error", admin_api_key="admin") as relay,
+    ):
+        [worker] = await fleet(1)
+        async with open_sidecar(network, worker.url, [relay.url], "side:31000", relay_api_key="wrong") as side:
+            await until(lambda: "401" in side.sidecar.registrations[0].state)
+            side.sidecar.drain()
+            began = trio.current_time()
+            await side.ended.wait()
+            assert trio.current_time() - began < 1
+
+
 async def test_an_order_to_end_withdraws_first_then_answers_what_is_live(autojump_clock):
     async with sided(2, options=SLOW, sidecar={"shutdown_grace_period_secs": 3600.0}, policy="round_robin") as w:
         [leaving, _], answers = w.sidecars, []
