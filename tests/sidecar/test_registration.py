@@ -233,6 +233,25 @@ async def test_a_proxy_that_has_refused_it_has_nothing_to_give_back(autojump_clo
             assert trio.current_time() - began < 1
 
 
+async def test_who_was_told_to_leave_may_come_back_with_its_next_sidecar(autojump_clock):
+    """A lease that does not count is given back, too: else the next sidecar would renew it."""
+    network = SimNetwork(1)
+    async with (
+        open_fleet(network, "w{}", 30000) as fleet,
+        open_relay(network, "proxy", 30000, log_level="error") as relay,
+    ):
+        [worker] = await fleet(1)
+        for _ in range(2):
+            async with open_sidecar(network, worker.url, [relay.url], "side:31000") as side:
+                await until(lambda: states(relay) == {side.url: "ready"})
+                relay.app.fleet.remove(side.url)
+                side.kill()
+                side.restart()
+                await until(lambda side=side: "409" in side.sidecar.registrations[0].state)
+                side.sidecar.drain()
+                await side.ended.wait()
+
+
 async def test_an_order_to_end_withdraws_first_then_answers_what_is_live(autojump_clock):
     async with sided(2, options=SLOW, sidecar={"shutdown_grace_period_secs": 3600.0}, policy="round_robin") as w:
         [leaving, _], answers = w.sidecars, []

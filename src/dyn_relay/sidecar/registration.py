@@ -124,8 +124,8 @@ class Registration:
             return self._note(True, "withdrawn" if given_back else "registered")
         if given_back and answer.status == 404:
             return self._note(True, "not known there")
-        if 400 <= answer.status < 500:
-            self._held = held  # this word has changed nothing there
+        if 400 <= answer.status < 500 and answer.status != 409:  # that lease is held, though it does not count
+            self._held = held
         words = answer.body[:300].decode(errors="replace")
         return self._note(False, f"{answer.status}: {words}")
 
