@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dyn_relay.http11.client import Origin, Pool, request_parts
+import trio
+
+from dyn_relay.http11.client import BadResponse, Origin, Pool, request_parts
 from dyn_relay.http11.response import ResponseReader
 from dyn_relay.http11.server import Request, ServerConnection
-from dyn_relay.net import Ended, relay_loop
+from dyn_relay.net import ConnectionBroken, Ended, relay_loop
 
 
 class _Verbatim:
@@ -37,16 +39,33 @@ class Tunnel:
     async def take(self, served: ServerConnection, request: Request, origin: Origin) -> None:
         """Answer `request` with what the server at its end says; an answer that breaks off does so here, too.
 
-        Raises `ConnectFailed`, `ConnectionBroken`, `BadResponse`.
+        Raises `ConnectFailed`, `BadResponse`.
         """
         target = f"{request.path}?{request.query}" if request.query else request.path
         upstream = await self._pool.acquire(origin, fresh=True)
+        parts = request_parts(origin, request.method, target, request.headers, request.body)
+        verbatim = _Verbatim(no_body=request.method == "HEAD")
+        failure: list[BadResponse] = []
+        ended = Ended.SOURCE_BROKEN
+
+        async def give() -> None:
+            try:
+                for part in parts:
+                    await upstream.connection.send(part)
+            except ConnectionBroken:
+                pass  # it may have answered before it closed: reading tells
+
         try:
-            for part in request_parts(origin, request.method, target, request.headers, request.body):
-                await upstream.connection.send(part)
             served.started, served.reusable = True, False  # the head is the server's own
-            verbatim = _Verbatim(no_body=request.method == "HEAD")
-            ended = await relay_loop(upstream.connection, served.connection, verbatim)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(give)
+                try:
+                    ended = await relay_loop(upstream.connection, served.connection, verbatim)
+                except BadResponse as exc:  # carried out of the nursery as it is
+                    failure.append(exc)
+                nursery.cancel_scope.cancel()
+            if failure:
+                raise failure[0]
             served.complete = ended is Ended.DONE or (ended is Ended.EOF and verbatim.reader.eof())
             if ended is Ended.SOURCE_BROKEN:
                 served.connection.abort()

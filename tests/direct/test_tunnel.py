@@ -1,0 +1,39 @@
+"""What goes over HTTP instead of gRPC: an engine that answers before it has read all."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from dyn_relay.direct.tunnel import Tunnel
+from dyn_relay.http11.client import Origin, Pool
+from dyn_relay.http11.server import Limits, Request, ServerConnection, serve
+from dyn_testkit.background import background
+from dyn_testkit.client import fetch
+from dyn_testkit.simnet import SimNetwork
+
+ENGINE = Origin.parse("http://engine:1")
+
+
+@pytest.mark.parametrize("size", [10, 10_000_000])
+async def test_an_answer_that_comes_before_the_body_was_taken_is_given(autojump_clock, size):
+    network = SimNetwork(1)
+    tunnel = Tunnel(Pool(network), "engine")
+    heard = await network.listen("engine", 1)
+    shown = await network.listen("side", 1)
+
+    async def engine() -> None:
+        connection = await heard.accept()
+        await connection.receive(100)
+        await connection.send(b"HTTP/1.1 413 Too Large\r\ncontent-length: 2\r\n\r\nno")
+        await trio.sleep(1)
+        connection.close()
+
+    async def pass_on(served: ServerConnection, request: Request) -> None:
+        await tunnel.take(served, request, ENGINE)
+
+    async with background() as nursery:
+        nursery.start_soon(engine)
+        nursery.start_soon(lambda: serve(shown, pass_on, Limits(), draining=trio.Event()))
+        got = await fetch(network, "http://side:1", "/generate", b"x" * size)
+    assert (got.status, got.body, got.complete) == (413, b"no", True)
