@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import trio
 
+from dyn_relay.sidecar import process
+from dyn_relay.sidecar.settings import Settings
+from dyn_relay.sidecar.sidecar import Sidecar
 from dyn_testkit.background import background
 from dyn_testkit.client import fetch
 from dyn_testkit.fleet import open_fleet
@@ -358,3 +361,35 @@ async def test_a_proxy_that_does_not_know_it_has_nothing_to_give_back(autojump_c
         await side.ended.wait()
         assert trio.current_time() - began < 1
         assert side.sidecar.registrations[0].state == "not known there"
+
+
+@pytest.mark.parametrize("live", [False, True])
+async def test_the_exit_code_tells_whether_something_was_cut(autojump_clock, live):
+    """A proxy that hangs takes all of the grace period: that alone has cut nothing."""
+
+    class Orders:
+        async def drain(self):
+            await told.wait()
+
+        async def end(self):
+            await trio.sleep_forever()
+
+    told, codes = trio.Event(), []
+    async with sided(1, options=SLOW) as w:
+        settings = Settings(
+            engine=w.workers[0].url, relay=(w.relay.url,), listen="more:31000", shutdown_grace_period_secs=2.0
+        )
+        sidecar = Sidecar(settings, w.network)
+
+        async def run():
+            codes.append(await process._run_until_told(sidecar, Orders()))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await until(lambda: "http://more:31000" in w.listed())
+            if live:
+                nursery.start_soon(fetch, w.network, sidecar.url, "/generate", generate(100))
+                await until(lambda: sidecar.reservations.held)
+            w.network.deafen(("proxy0", 30000))
+            told.set()
+    assert codes == [int(live)]

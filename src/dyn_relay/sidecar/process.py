@@ -36,14 +36,17 @@ async def run(settings: Settings) -> int:
 
 
 async def _run_until_told(sidecar: Sidecar, orders: Orders) -> int:
+    cut = 0
     async with trio.open_nursery() as nursery:
 
         async def obey() -> None:
+            nonlocal cut
             await orders.drain()
             sidecar.drain()
             with trio.move_on_after(sidecar.settings.shutdown_grace_period_secs):
                 await orders.end()
-            log.warning("ending live requests", live=sidecar.reservations.held)
+            cut = sidecar.reservations.held
+            log.warning("ending live requests", live=cut)
             nursery.cancel_scope.cancel()
 
         async def announce() -> None:
@@ -54,5 +57,4 @@ async def _run_until_told(sidecar: Sidecar, orders: Orders) -> int:
         nursery.start_soon(announce)
         await sidecar.run()
         nursery.cancel_scope.cancel()
-        return 0
-    return 1
+    return 1 if cut else 0
