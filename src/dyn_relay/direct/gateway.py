@@ -14,7 +14,7 @@ from dyn_relay.direct.generate import Broken, Generation
 from dyn_relay.direct.numbers import CannotCarry
 from dyn_relay.direct.request import translate
 from dyn_relay.direct.tunnel import Tunnel
-from dyn_relay.grpc.metadata import Metadata
+from dyn_relay.grpc.metadata import Metadata, sendable
 from dyn_relay.grpc.status import CallFailed
 from dyn_relay.http11.errors import BadResponse, error_body
 from dyn_relay.http11.server import Request, ServerConnection
@@ -83,7 +83,8 @@ class Gateway:
             raise Broken(f"{path}: {exc}") from exc
 
     async def _route(self, served: ServerConnection, request: Request, path: str) -> None:
-        metadata = [field for field in request.headers if field[0] in _TOLD]
+        # A client's odd request id must not look like an engine that fails; an odd key opens nothing anyway.
+        metadata = [field for field in request.headers if field[0] in _TOLD and sendable(field[1])]
         allowed = _GENERATE_METHODS if path == GENERATE else ROUTES[path][0] if path in ROUTES else None
         if allowed is None:
             await self._otherwise(served, request, 501, f"{path}: SGLang's gRPC service has no method for it")

@@ -170,6 +170,8 @@ ABOUT_TEXT = frozenset({"skip_special_tokens", "spaces_between_special_tokens", 
 #: Sampling keys that change no token: how many of them an event brings. The gateway does that (`generate.py`).
 HINTS = frozenset({"stream_interval"})
 
+#: Objects and lists within each other. Readers of protobuf give up at a hundred messages; each of these is three.
+_MAX_DEPTH = 30
 _BOOTSTRAP = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
 #: Headers that are told as `trace_headers`.
 TRACES = (b"traceparent", b"tracestate")
@@ -281,11 +283,13 @@ class _Hints(msgspec.Struct, forbid_unknown_fields=True):
     actions: list[_Action] = []
 
 
-def _check_struct(name: str, value: object) -> None:
+def _check_struct(name: str, value: object, depth: int = 0) -> None:
     """Numbers of a `Struct` are doubles, and a whole one arrives as an integer."""
+    if depth > _MAX_DEPTH:
+        raise CannotCarry(name, f"is nested more than {_MAX_DEPTH} deep")
     if isinstance(value, dict | list):
         for one in value.values() if isinstance(value, dict) else value:
-            _check_struct(name, one)
+            _check_struct(name, one, depth + 1)
     elif isinstance(value, float) and value.is_integer():
         raise CannotCarry(name, f"{value} would arrive as an integer")
     elif isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53:

@@ -108,12 +108,17 @@ def received(fields: Metadata) -> list[tuple[bytes, bytes]]:
     return found
 
 
+def sendable(value: bytes) -> bool:
+    """Can it be a value of metadata? HTTP allows more: tabs, and bytes above ASCII."""
+    return _VALUE.fullmatch(value) is not None and value == value.strip()
+
+
 def _sent(name: bytes, value: bytes) -> tuple[bytes, bytes]:
     if not _NAME.fullmatch(name) or name in _OURS or name.startswith(b"grpc-"):
         raise ValueError(f"metadata {name!r}: the name is reserved, or has characters other than a-z 0-9 _ . -")
     if name.endswith(b"-bin"):
         return name, base64.b64encode(value).rstrip(b"=")
-    if not _VALUE.fullmatch(value) or value != value.strip():
+    if not sendable(value):
         raise ValueError(f"metadata {name!r}: the value must be printable ASCII without blanks around it")
     return name, value
 
