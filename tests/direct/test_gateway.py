@@ -180,6 +180,28 @@ async def test_one_that_is_forgotten_keeps_its_answers_and_loses_its_gateway(aut
         assert w.gateways.open == 1
 
 
+async def test_one_that_is_forgotten_while_several_dial_it(autojump_clock):
+    """Its server is silent: all of them hear that there is no connection, and nobody of a defect."""
+    network = SimNetwork(1)
+    await network.listen("w", 30001)
+    gateways, origin, failures = Gateways(network), Origin.parse("grpc://w:30001"), list[ConnectFailed]()
+
+    async def dial() -> None:
+        try:
+            await gateways.dial(origin)
+        except ConnectFailed as exc:
+            failures.append(exc)
+
+    async with background() as nursery:
+        await nursery.start(gateways.run)
+        async with trio.open_nursery() as dialling:
+            for _ in range(5):
+                dialling.start_soon(dial)
+            await trio.sleep(1)
+            gateways.forget(origin)
+    assert len(failures) == 5
+
+
 # -- other paths ---------------------------------------------------------------------------------------------------
 
 

@@ -99,6 +99,11 @@ class Channels:
         self._authority = options.authority.encode("ascii")
         #: Oldest first: calls gather on the old ones, so that the young ones can go.
         self._transports: list[Transport] = []
+        self._closed = False
+
+    def close(self) -> None:
+        """No new connections: who still waits for one gets `ConnectFailed`."""
+        self._closed = True
 
     @asynccontextmanager
     async def call(
@@ -153,6 +158,8 @@ class Channels:
             transport = self._with_place()
             dialled = transport is None
             if transport is None:
+                if self._closed:
+                    raise ConnectFailed(f"{self._options.authority}: the channels are closed")
                 transport = Transport(self._options)
                 self._transports.append(transport)
                 self._nursery.start_soon(self._run, transport)
@@ -217,9 +224,11 @@ async def open_channels(
         keepalive or KeepAlive(),
     )
     async with trio.open_nursery() as nursery:
+        channels = Channels(options, nursery)
         try:
-            yield Channels(options, nursery)
+            yield channels
         finally:
+            channels.close()
             nursery.cancel_scope.cancel()
 
 
