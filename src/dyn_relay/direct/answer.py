@@ -74,7 +74,7 @@ _LOGPROBS = ("input_token_logprobs", "output_token_logprobs", "output_token_logp
 _ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
 _ABORTED_WAITING = {"type": "abort", "message": "Abort in waiting queue"}
 #: What is a delta, of an incremental stream.
-_ROWS = (
+ROWS = (
     "output_token_logprobs",
     "output_top_logprobs",
     "output_token_ids_logprobs",
@@ -136,7 +136,7 @@ def aborted(
     meta["finish_reason"] = Raw(msgspec.json.encode(_ABORTED))
     if not incremental:
         return _written(last, list(last.output_ids), _in_order(meta), prompt_ids)
-    meta |= {name: Raw(b"[]") for name in _ROWS if name in meta}
+    meta |= {name: Raw(b"[]") for name in ROWS if name in meta}
     nothing = pb.GenerateResponse(text="") if last.HasField("text") else pb.GenerateResponse()
     return _written(nothing, [], _in_order(meta), prompt_ids)
 

@@ -111,6 +111,14 @@ def internal(message: str, well: bool) -> Answer:
     return mistake(message) if well else trouble(500, message or "Internal Server Error")
 
 
+def abandoned(reason: object) -> Answer | None:
+    """A finish reason with which the scheduler refuses a request, as a unary answer says it; None for any other."""
+    if not isinstance(reason, dict) or reason.get("type") != "abort" or type(reason.get("status_code")) is not int:
+        return None
+    words, status = str(reason.get("message")), reason["status_code"]
+    return mistake(words) if status == 400 else trouble(status, words)
+
+
 def answer(failure: Exception) -> Answer:
     """What has one of the other meanings, but a death. It has begun nothing if it was never connected."""
     if isinstance(failure, Refused) and MEANINGS[failure.code] is not Meaning.BUSY:

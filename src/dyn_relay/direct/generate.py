@@ -10,9 +10,10 @@ from msgspec import Raw
 
 from dyn_relay.direct.answer import NotAnAnswer, aborted, finished, render
 from dyn_relay.direct.engine import QUICK, Engine, Facts
-from dyn_relay.direct.errors import JSON, Answer, Meaning, answer, internal, meaning
+from dyn_relay.direct.errors import JSON, Answer, Meaning, abandoned, answer, internal, meaning
 from dyn_relay.direct.numbers import CannotCarry
 from dyn_relay.direct.request import MEDIA, Asked
+from dyn_relay.direct.whole import Whole
 from dyn_relay.grpc import methods
 from dyn_relay.grpc import sglang_pb2 as pb
 from dyn_relay.grpc.channels import Call
@@ -43,6 +44,9 @@ class Generation:
         #: The newest message, and how many tokens the newest event told.
         self._last: pb.GenerateResponse | None = None
         self._told = 0
+        #: What the client is to get: a stream, or all at once.
+        self._streams = asked.message.stream
+        self._whole = Whole()
 
     async def run(self) -> None:
         """Answer. Raises `CannotCarry` before anything was sent, `Broken`, `ConnectionBroken`."""
@@ -54,7 +58,7 @@ class Generation:
             await self._tokenize()
             if asked.prompt_ids:
                 self._prompt_ids = Raw(msgspec.json.encode(list(asked.message.input_ids)))
-            await (self._stream() if asked.message.stream else self._unary())
+            await (self._stream() if self._streams else self._unary())
         except (ConnectFailed, CallFailed) as exc:
             await self._failed(exc)
         except (NotAnAnswer, msgspec.MsgspecError) as exc:
@@ -79,22 +83,42 @@ class Generation:
         self._asked.message.input_ids.extend(said.tokens)
 
     async def _unary(self) -> None:
+        if self._asked.samples > 1:
+            await self._several()
+            return
+        over = False
+        async with self._call(stream=True) as call:
+            async for message in call:
+                self._engine.hear()
+                if message.meta_info:
+                    self._whole.add(message)
+                    over = finished(message)
+        whole = self._whole.message
+        if whole is None or not over:
+            raise Broken("the answer has ended without a finish")
+        refusal = abandoned(msgspec.json.decode(whole.meta_info["finish_reason"]))
+        if refusal is not None:
+            await self._say(refusal)
+            return
+        await self._served.respond(200, JSON, self._render(whole))
+
+    async def _several(self) -> None:
+        """Of several samples no message of a stream says which one it belongs to."""
         parts: list[bytes] = []
-        async with self._call() as call:
+        async with self._call(stream=False) as call:
             async for message in call:
                 self._engine.hear()
                 parts.append(self._render(message))
         if len(parts) != self._asked.samples:
             raise Broken(f"{len(parts)} messages instead of {self._asked.samples}")
-        body = parts[0] if self._asked.samples == 1 else b"[" + b",".join(parts) + b"]"
-        await self._served.respond(200, JSON, body)
+        await self._served.respond(200, JSON, b"[" + b",".join(parts) + b"]")
 
     async def _stream(self) -> None:
         interval = self._asked.interval
         # What an event of deltas leaves out no later one tells.
         sparse = interval > 1 and not (await self._facts()).incremental
         over = False
-        async with self._call() as call:
+        async with self._call(stream=True) as call:
             async for message in call:
                 self._engine.hear()
                 if not message.meta_info:
@@ -108,7 +132,8 @@ class Generation:
             raise Broken("the stream has ended without a finish")
         await self._event(_DONE, last=True)
 
-    def _call(self) -> AbstractAsyncContextManager[Call[pb.GenerateResponse]]:
+    def _call(self, *, stream: bool) -> AbstractAsyncContextManager[Call[pb.GenerateResponse]]:
+        self._asked.message.stream = stream
         return self._engine.channels.call(methods.GENERATE, self._asked.message, metadata=self._metadata)
 
     def _render(self, message: pb.GenerateResponse) -> bytes:
@@ -124,13 +149,13 @@ class Generation:
         found = meaning(failure)
         if found is Meaning.ABORTED:
             await self._aborted()
-        elif self._last is not None or found is Meaning.DEATH:
+        elif self._last is not None or self._whole.message is not None or found is Meaning.DEATH:
             raise Broken(str(failure)) from failure
         elif found is Meaning.SAID:
             assert isinstance(failure, Refused)
-            await self._whole(internal(failure.message, await self._well()))
+            await self._say(internal(failure.message, await self._well()))
         else:
-            await self._whole(answer(failure))
+            await self._say(answer(failure))
 
     async def _well(self) -> bool:
         try:
@@ -140,20 +165,20 @@ class Generation:
 
     async def _aborted(self) -> None:
         """Somebody has aborted it: over gRPC no message says so."""
-        asked, deltas = self._asked.message, False
+        asked, deltas, last = self._asked.message, False, self._last if self._streams else self._whole.message
         if self._last is not None:
             try:
                 deltas = (await self._facts()).incremental
             except (ConnectFailed, CallFailed) as exc:
                 raise Broken(str(exc)) from exc
-        end = aborted(self._last, asked.rid, self._prompt_ids, incremental=deltas, logprobs=asked.return_logprob)
-        if asked.stream:
+        end = aborted(last, asked.rid, self._prompt_ids, incremental=deltas, logprobs=asked.return_logprob)
+        if self._streams:
             await self._event(b"data: " + end + b"\n\n" + _DONE, last=True)
         else:
             await self._served.respond(200, JSON, end)
 
-    async def _whole(self, said: Answer) -> None:
-        if self._asked.message.stream and said.event is not None:
+    async def _say(self, said: Answer) -> None:
+        if self._streams and said.event is not None:
             await self._event(said.event + _DONE, last=True)
         else:
             await self._served.respond(said.status, JSON, said.body)

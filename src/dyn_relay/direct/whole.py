@@ -1,0 +1,59 @@
+"""The one message of a unary answer, from those of a stream.
+
+SGLang 0.5.23 ends a call that has had no message for `--grpc-response-timeout-secs` (300), and a unary one has its
+first when all is done. So unary answers are streams on their way.
+"""
+
+from __future__ import annotations
+
+from dyn_relay.direct.answer import ROWS, NotAnAnswer
+from dyn_relay.grpc import sglang_pb2 as pb
+
+#: Told once, by the first message.
+_SENT = "response_sent_to_client_ts"
+
+
+class Whole:
+    """Takes messages, of a cumulative stream or of deltas; `message` is all of them in one."""
+
+    def __init__(self) -> None:
+        self._last: pb.GenerateResponse | None = None
+        #: What the first message alone may tell.
+        self._first: dict[str, str] = {}
+        self._ids: list[int] = []
+        self._texts: list[str] = []
+        self._rows: dict[str, list[str]] = {}
+
+    def add(self, message: pb.GenerateResponse) -> None:
+        """The next message. Raises `NotAnAnswer` if tokens are missing before it."""
+        meta = message.meta_info
+        if self._last is None:
+            self._first = {name: text for name, text in meta.items() if name == _SENT or name.startswith("input_")}
+        told = meta.get("completion_tokens", "")
+        count = int(told) if told.isdecimal() else len(message.output_ids)
+        if count == len(message.output_ids):  # all of it, also the word of an abort among deltas
+            self._ids, self._texts, self._rows = [], [], {}
+        self._last = message
+        self._ids.extend(message.output_ids)
+        self._texts.append(message.text)
+        for name in ROWS:
+            inner = meta.get(name, "").strip()[1:-1]
+            if inner:
+                self._rows.setdefault(name, []).append(inner)
+        if len(self._ids) != count:
+            raise NotAnAnswer(f"{count} tokens are told, and {len(self._ids)} have come")
+
+    @property
+    def message(self) -> pb.GenerateResponse | None:
+        """None if there was none."""
+        if self._last is None:
+            return None
+        made = pb.GenerateResponse(output_ids=self._ids, meta_info=self._first)
+        made.meta_info.update(self._last.meta_info)
+        for name, text in self._first.items():
+            made.meta_info[name] = text
+        for name, parts in self._rows.items():
+            made.meta_info[name] = f"[{', '.join(parts)}]"
+        if self._last.HasField("text"):
+            made.text = "".join(self._texts)
+        return made
