@@ -219,6 +219,26 @@ async def test_health_wants_a_token(autojump_clock):
     assert not w.worker.generates
 
 
+async def test_health_of_an_engine_that_is_busy_with_the_requests_of_others(autojump_clock):
+    """It leaves health checks unanswered, and what others get is not seen here; its load tells, until it hangs."""
+    body = IDS | {"sampling_params": {"max_new_tokens": 500, "ignore_eos": True}}
+    async with world(WorkerOptions(tick=1.0)) as w, background() as nursery:
+        nursery.start_soon(w.worker.ask, body)
+        await trio.sleep(3)
+        assert (await w.ask("/health")).status == 200
+        w.worker.freeze()
+        w.worker.scheduler.resume()  # not paused, but nothing comes
+        assert (await w.ask("/health")).status == 503
+
+
+async def test_a_health_check_that_came_too_early_is_sent_again(autojump_clock):
+    async with world(WorkerOptions(tick=0.2)) as w, background() as nursery:
+        nursery.start_soon(w.worker.ask, IDS)
+        await trio.sleep(1)
+        with trio.fail_after(10):
+            assert (await w.ask("/health")).status == 200
+
+
 async def test_a_pause_is_seen_and_is_no_illness(autojump_clock):
     async with world() as w:
         assert (await w.ask("/ready")).status == 200

@@ -12,6 +12,8 @@ from dyn_relay.grpc import methods
 from dyn_relay.grpc import sglang_pb2 as pb
 from dyn_relay.grpc.channels import Channels
 from dyn_relay.grpc.metadata import Metadata
+from dyn_relay.grpc.status import CallFailed
+from dyn_relay.net import ConnectFailed
 
 #: Seconds for a call that an engine answers from memory.
 QUICK = 30.0
@@ -22,7 +24,21 @@ SPOKEN = "0.5.23"
 #: A prefill or decode engine takes a request that meets nobody if it is to meet there (disaggregation/utils.py).
 _NOBODY = pb.DisaggregatedParams(bootstrap_host="2.2.2.2")
 
+#: Seconds between two looks at its load, and until a health check is sent anew.
+_LOAD_INTERVAL, _PATIENCE = 1.0, 5.0
+
 _object = msgspec.json.Decoder(dict[str, object])
+
+
+class _Load(msgspec.Struct):
+    """What a rank's scheduler wrote down when it last had a batch's results (`load_snapshot.py`)."""
+
+    timestamp: float = 0.0
+    dp_rank: int = 0
+    num_running_reqs: int = 0
+
+
+_loads = msgspec.json.Decoder(list[_Load])
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +113,14 @@ class Engine:
     async def works(self, metadata: Metadata = ()) -> bool:
         """As SGLang's own `/health`: it calls itself well, and some token comes, of a request of ours or of any other.
 
-        One that is paused gives none. Raises `ConnectFailed`, `CallFailed`.
+        A busy scheduler drops a health check without a word (0.5.23, `process_input_requests`); over HTTP it says
+        that it is at work, here only its load does. One that is paused gives no token.
+        Raises `ConnectFailed`, `CallFailed`.
         """
         state = await self.state(metadata)
         if not state.healthy or state.is_pause:
             return state.healthy
-        request = pb.GenerateRequest(input_ids=[0], rid=f"HEALTH_CHECK_{secrets.token_hex(16)}", stream=False)
+        request = pb.GenerateRequest(input_ids=[0], rid=_health_check(), stream=False)
         request.sampling_params.max_new_tokens = 1
         request.sampling_params.temperature = 0.0
         if (await self.facts(metadata)).paired:
@@ -121,13 +139,39 @@ class Engine:
                 nursery.cancel_scope.cancel()
 
             nursery.start_soon(others)
+            nursery.start_soon(self._watch_load, metadata)
             try:
-                async with self.channels.call(methods.GENERATE, request, metadata=metadata) as call:
-                    async for _ in call:
-                        self.hear()
+                while self._heard == before:
+                    with trio.move_on_after(_PATIENCE):  # one that came to a busy engine is never answered
+                        async with self.channels.call(methods.GENERATE, request, metadata=metadata) as call:
+                            async for _ in call:
+                                self.hear()
+                        break
+                    request.rid = _health_check()
             except Exception as exc:  # carried out of the nursery as it is
                 errors.append(exc)
             nursery.cancel_scope.cancel()
         if errors:
             raise errors[0]
         return self._heard > before
+
+    async def _watch_load(self, metadata: Metadata) -> None:
+        """Hear of the requests of others, whose messages go elsewhere: a scheduler at work says so again and again."""
+        before: dict[object, object] = {}
+        while True:
+            try:
+                said = await self.channels.unary(
+                    methods.GET_LOAD, pb.GetLoadRequest(), timeout=QUICK, metadata=metadata
+                )
+                loads = _loads.decode(said.json_info)
+            except (ConnectFailed, CallFailed, msgspec.MsgspecError):
+                return  # then this says nothing of it
+            now: dict[object, object] = {load.dp_rank: load.timestamp for load in loads if load.num_running_reqs > 0}
+            if any(rank in before and when != before[rank] for rank, when in now.items()):
+                self.hear()
+            before = now
+            await trio.sleep(_LOAD_INTERVAL)
+
+
+def _health_check() -> str:
+    return f"HEALTH_CHECK_{secrets.token_hex(16)}"

@@ -130,7 +130,7 @@ def loads(worker: MockWorker) -> list[dict[str, Any]]:
     """The load of each rank."""
     scheduler = worker.scheduler
     load = {
-        "timestamp": worker.renderer.wall(),
+        "timestamp": worker.renderer.wall() if worker.health_status is not None else 0.0,  # its last step's
         "dp_rank": 0,
         "num_running_reqs": scheduler.running,
         "num_waiting_reqs": len(scheduler.waiting),
