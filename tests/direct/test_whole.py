@@ -82,3 +82,15 @@ def test_the_word_of_an_abort_among_deltas_is_all_of_it():
     whole.add(_message([1, 2, 3], 3))
     assert whole.message is not None
     assert list(whole.message.output_ids) == [1, 2, 3]
+
+
+def test_rows_may_be_all_of_them_where_ids_are_deltas():
+    whole = Whole()
+    for count in (1, 2, 4):
+        rows = json.dumps([[-0.5, number, None] for number in range(count)])
+        message = _message(list(range(count // 2, count)), count)
+        message.meta_info["output_token_logprobs"] = rows
+        whole.add(message)
+    assert whole.message is not None
+    assert json.loads(whole.message.meta_info["output_token_logprobs"]) == json.loads(rows)
+    assert list(whole.message.output_ids) == [0, 1, 2, 3]

@@ -6,11 +6,16 @@ first when all is done. So unary answers are streams on their way.
 
 from __future__ import annotations
 
+import json
+
+import msgspec
+
 from dyn_relay.direct.answer import ROWS, NotAnAnswer
 from dyn_relay.grpc import sglang_pb2 as pb
 
 #: Told once, by the first message.
 _SENT = "response_sent_to_client_ts"
+_list = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class Whole:
@@ -25,23 +30,36 @@ class Whole:
         self._rows: dict[str, list[str]] = {}
 
     def add(self, message: pb.GenerateResponse) -> None:
-        """The next message. Raises `NotAnAnswer` if tokens are missing before it."""
+        """The next message. Raises `NotAnAnswer` if tokens are missing before it and for rows that are no JSON."""
         meta = message.meta_info
         if self._last is None:
             self._first = {name: text for name, text in meta.items() if name == _SENT or name.startswith("input_")}
         told = meta.get("completion_tokens", "")
         count = int(told) if told.isdecimal() else len(message.output_ids)
         if count == len(message.output_ids):  # all of it, also the word of an abort among deltas
-            self._ids, self._texts, self._rows = [], [], {}
+            self._ids, self._texts = [], []
         self._last = message
         self._ids.extend(message.output_ids)
         self._texts.append(message.text)
         for name in ROWS:
-            inner = meta.get(name, "").strip()[1:-1]
-            if inner:
-                self._rows.setdefault(name, []).append(inner)
+            if name in meta:
+                self._add_rows(name, meta[name], count)
         if len(self._ids) != count:
             raise NotAnAnswer(f"{count} tokens are told, and {len(self._ids)} have come")
+
+    def _add_rows(self, name: str, text: str, count: int) -> None:
+        """Rows may be deltas or all of them, whatever the ids are."""
+        try:
+            rows = _list.decode(text)
+        except msgspec.MsgspecError:  # NaN is no JSON, and null no list
+            try:
+                rows = json.loads(text) or []
+            except (ValueError, RecursionError) as exc:
+                raise NotAnAnswer(f"{name} is no JSON") from exc
+        if len(rows) == count:
+            self._rows[name] = []
+        if rows:
+            self._rows.setdefault(name, []).append(text.strip()[1:-1])
 
     @property
     def message(self) -> pb.GenerateResponse | None:
