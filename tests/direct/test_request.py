@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dyn_relay.direct import request as table
 from dyn_relay.direct.numbers import CannotCarry, float32
 from dyn_relay.direct.request import translate
+from dyn_relay.grpc.messages import MAX_MESSAGE
 from dyn_testkit.engine import Model
 from dyn_testkit.laws.cases import _carriable
 from dyn_testkit.strategies import requests
@@ -219,3 +220,28 @@ def test_a_number_is_rounded_as_a_tensor_rounds_it_or_refused(number):
     except CannotCarry:
         assert rounded != number
         assert rounded.is_integer() or abs(number) < 2e-6
+
+
+SLIME = {"skip_special_tokens": False, "spaces_between_special_tokens": False, "no_stop_trim": True}
+
+
+def test_what_is_about_text_asks_nothing_of_an_engine_without_a_tokenizer() -> None:
+    """What slime and miles send."""
+    body = {"input_ids": [1], "sampling_params": {**SLIME, "max_new_tokens": 4}}
+    assert (
+        translate(body, tokenizer=False).message
+        == translate({"input_ids": [1], "sampling_params": {"max_new_tokens": 4}}).message
+    )
+    for name in SLIME:
+        with pytest.raises(CannotCarry) as refused:
+            translate({"input_ids": [1], "sampling_params": {name: SLIME[name]}})
+        assert refused.value.field == name
+        with pytest.raises(CannotCarry) as refused:
+            translate({"input_ids": [1], "sampling_params": {name: 1}}, tokenizer=False)
+        assert refused.value.field == name
+
+
+def test_a_request_that_is_too_large_is_no_busy_engine() -> None:
+    with pytest.raises(CannotCarry) as refused:
+        translate({"input_ids": [1], "image_data": "x" * MAX_MESSAGE})
+    assert refused.value.field == "body"

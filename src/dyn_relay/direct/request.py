@@ -16,6 +16,7 @@ import msgspec
 
 from dyn_relay.direct.numbers import CannotCarry, float32, int32, int64, integer, uint32
 from dyn_relay.grpc import sglang_pb2 as pb
+from dyn_relay.grpc.messages import MAX_MESSAGE
 
 #: Checks a value and gives the one that goes into the message. Raises `CannotCarry`.
 Check = Callable[[str, object], Any]
@@ -207,6 +208,8 @@ def translate(
                 message.trace_headers[name.decode()] = value.decode("latin-1")
     except UnicodeEncodeError as exc:
         raise CannotCarry("body", "half a surrogate pair is no text") from exc
+    if message.ByteSize() > MAX_MESSAGE:
+        raise CannotCarry("body", f"{message.ByteSize()} bytes; gRPC carries at most {MAX_MESSAGE}")
     return asked
 
 

@@ -48,8 +48,8 @@ class Inbox:
     def take(self) -> bytes | None:
         """The next message; None while it is not complete.
 
-        Raises `Lost` for a flag that makes no sense here, `Refused(RESOURCE_EXHAUSTED)` for a message over the limit,
-        before any of it is waited for.
+        Raises `Lost` for a flag that makes no sense here, and for a message over the limit, before any of it is waited
+        for: that is no status, for the server has not said that it has done nothing.
         """
         if len(self._data) < _PREFIX.size:
             return None
@@ -59,7 +59,7 @@ class Inbox:
         if flag:
             raise Lost(f"a message with the flag {flag}, which means nothing")
         if size > self._limit:
-            raise Refused(Code.RESOURCE_EXHAUSTED, f"a message of {size} bytes; at most {self._limit} are taken")
+            raise Lost(f"a message of {size} bytes; at most {self._limit} are taken")
         end = _PREFIX.size + size
         if len(self._data) < end:
             return None
