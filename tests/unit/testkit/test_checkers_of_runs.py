@@ -157,5 +157,5 @@ def test_a_row_without_what_checkers_read_is_no_row(tmp_path: Path) -> None:
 def test_every_check_has_its_corruption() -> None:
     covered = {"framing", "dialect", *(each for _, _, expected in CORRUPTIONS.values() for each in expected)}
     covered |= {each for _, expected in RUNS.values() for each in expected}
-    # These have their own: test_simulated_pairs.py, tests/sidecar/test_simulated.py.
-    assert covered == set(CHECKERS) - {"pairs", "tenure"}
+    # It has its own: test_simulated_pairs.py.
+    assert covered == set(CHECKERS) - {"pairs"}
