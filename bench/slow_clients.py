@@ -1,8 +1,9 @@
 """Clients that stop reading: the memory of proxy and sidecar while engines would send them megabytes.
 
-    .venv/bin/python bench/slow_clients.py [--clients 200] [--seconds 20]
+    .venv/bin/python bench/slow_clients.py [--clients 200] [--seconds 20] [--direct]
 
-Prints the resident memory of both before, and every few seconds while nobody reads; then the clients leave.
+Prints the resident memory of both before, and every few seconds while nobody reads; then the clients leave. `--direct`:
+without a sidecar, the proxy reaches the engine over gRPC itself.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def start(name: str, *flags: str) -> tuple[subprocess.Popen[str], str]:
     child = subprocess.Popen([str(BIN / name), *flags], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert child.stdout is not None
     return child, child.stdout.readline().split()[-1]
+
+
+def shown(children: dict[str, subprocess.Popen[str]]) -> str:
+    """The resident memory of each."""
+    return ", ".join(f"{name} {resident(child):6.1f} MiB" for name, child in children.items())
 
 
 def resident(child: subprocess.Popen[str]) -> float:
@@ -57,23 +63,28 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--direct", action="store_true")
     asked = parser.parse_args()
-    relay, front = start("dyn-relay", "serve", "--port", "0", "--log-level", "error")
-    engine, url = start("dyn-mock-worker")
-    sidecar, _ = start("dyn-sidecar", "--engine", url, "--relay", front, "--log-level", "error")
+    engine, url = start("dyn-mock-worker", "--grpc-port", "0")
+    assert engine.stdout is not None
+    workers = ["--worker-urls", engine.stdout.readline().split()[-1]] if asked.direct else []
+    relay, front = start("dyn-relay", "serve", "--port", "0", "--log-level", "error", *workers)
+    watched = {"relay": relay}
+    if not asked.direct:
+        watched["sidecar"], _ = start("dyn-sidecar", "--engine", url, "--relay", front, "--log-level", "error")
     try:
         time.sleep(2)
-        print(f"before:   relay {resident(relay):6.1f} MiB, sidecar {resident(sidecar):6.1f} MiB")
+        print(f"before:   {shown(watched)}")
         clients = [stalled(front, number) for number in range(asked.clients)]
         for second in range(0, asked.seconds + 1, 5):
-            print(f"{second:4} s:   relay {resident(relay):6.1f} MiB, sidecar {resident(sidecar):6.1f} MiB", flush=True)
+            print(f"{second:4} s:   {shown(watched)}", flush=True)
             time.sleep(5)
         for client in clients:
             client.close()
         time.sleep(5)
-        print(f"after:    relay {resident(relay):6.1f} MiB, sidecar {resident(sidecar):6.1f} MiB")
+        print(f"after:    {shown(watched)}")
     finally:
-        for child in (sidecar, engine, relay):
+        for child in (*watched.values(), engine):
             child.kill()
             child.wait()
 

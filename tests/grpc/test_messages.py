@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dyn_relay.grpc.frames import MAX_FRAME_SIZE, FrameSplitter, GoAway
 from dyn_relay.grpc.messages import Inbox, framed
-from dyn_relay.grpc.status import Lost, Refused
+from dyn_relay.grpc.status import Lost
 
 LIMIT = 50
 MESSAGES = st.lists(st.binary(max_size=LIMIT), max_size=6)
@@ -71,7 +71,7 @@ def test_the_limit_is_one(size: int) -> None:
     inbox.feed(b"\0" + size.to_bytes(4, "big"))
     if size > LIMIT:
         assert inbox.ready
-        with pytest.raises(Refused, match=f"a message of {size} bytes; at most 50 are taken"):
+        with pytest.raises(Lost, match=f"a message of {size} bytes; at most 50 are taken"):
             inbox.take()
     else:
         assert inbox.ready is (size == 0)
