@@ -72,3 +72,19 @@ async def test_rows_after_the_last_token(autojump_clock, stream, dialect):
         assert judged(await w.ask(request), request, ORACLE, dialect) == []
         plan.verify()
         await w.quiet()
+
+
+@pytest.mark.parametrize("dialect", ["cumulative", "incremental"])
+async def test_each_event_tells_of_the_prompt(autojump_clock, dialect):
+    """As the events of one worker do; those that only bring more tokens are no other."""
+    async with pairs(options=WorkerOptions(dialect=dialect)) as w:
+        more = {"logprob_start_len": 0, "token_ids_logprob": [3, 5], "sampling": {"stream_interval": 1}}
+        request = generate(12, stream=True, **more)
+        response = await w.ask(request)
+        assert judged(response, request, ORACLE, dialect) == []
+        told = [value["meta_info"] for value in response.values()]
+        assert len(told) >= 10
+        prompt = len(request["input_ids"])
+        assert [len(meta["input_token_logprobs"]) for meta in told] == [prompt] * len(told)
+        assert None not in [row for meta in told for row in meta["output_token_ids_logprobs"]]
+        await w.quiet()

@@ -192,6 +192,9 @@ STEADY = [(float(at), 10.0) for at in range(0, 500, 5)]
         (history(*STEADY, well=0), "router gives it nothing"),
         (history(*STEADY[:20], *STEADY[40:], faults=(fault(90, 195),), listed=(104.0, 200.0)), None),
         (history(*STEADY[:20], *STEADY[40:], faults=(fault(90, 195),), listed=(106.0,)), "the router lists it"),
+        # A list is read a little after it was asked for.
+        (history(*STEADY[:20], *STEADY[40:], faults=(fault(90, 195),), listed=(199.5,)), None),
+        (history(*STEADY[:20], *STEADY[40:], faults=(fault(90, 195),), listed=(198.5,)), "the router lists it"),
         (history(*STEADY, well=0, faults=(fault(400, 481, "dials"),)), None),
         (history(*STEADY, well=0, faults=(fault(400, 470, "dials"),)), "router gives it nothing"),
         (history(*STEADY[:20]), "s had no lease from 105.0 s on, and nothing took it"),

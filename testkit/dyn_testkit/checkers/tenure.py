@@ -19,6 +19,8 @@ BACK = 20.0
 #: Seconds within which the lease of an engine that has died is given back; those of one fault die, and come back, one
 #: after the other.
 GONE = 15.0
+#: Seconds from a sample's time in which the router's list, on its way, may have been read.
+SEEN = 1.0
 #: Prefixes of a sample's names: 1 if the router says of the worker that it may get requests, or lists it at all.
 WELL, LISTED = "well ", "listed "
 _ILL = frozenset({"lease", "attempts", "health", "answers", "dials"})
@@ -87,7 +89,7 @@ def _shown(worker: str, spans: list[Span], faults: list[Fault], history: History
     """Does the router's list say the same?"""
     notice = BACK + (history.run.notice or 0.0)
     for sample in history.samples:
-        mine = [span for span in spans if sample.at in span]
+        mine = [span for span in spans if span.since <= sample.at + SEEN and sample.at <= span.until + ROUNDING]
         if not mine and sample.values.get(LISTED + worker):
             yield Finding("run", "tenure", f"{worker} has no lease at {sample.at:.1f} s, and the router lists it")
         calm = mine and mine[0].since + notice < sample.at
