@@ -11,6 +11,7 @@ import trio
 from dyn_relay.app import Misplaced
 from dyn_relay.config import Config, ConfigError
 from dyn_relay.fleet.worker import State
+from dyn_relay.grpc.stream import Stream
 from dyn_relay.http11.origin import Origin
 from dyn_testkit import faults
 from dyn_testkit.engine import Model
@@ -233,3 +234,23 @@ async def test_an_engine_that_dies_before_its_http_port_is_dialled_is_dead(autoj
         w.workers[0].kill()
         await until(lambda: answers)
         assert (answers[0].status, len(w.workers[1].generates)) == (200, 1)
+
+
+async def test_a_defect_ends_what_runs_at_one_engine_only(autojump_clock, monkeypatch):
+    """Its calls are cut, and go on elsewhere; then the engine has another gateway."""
+    async with direct(options=WorkerOptions(tick=0.1), policy="round_robin") as w:
+        broken, feed = [], Stream.feed
+
+        def fails(self, data, size):
+            if broken:
+                return feed(self, data, size)
+            broken.append(self)
+            raise RuntimeError("a defect")
+
+        monkeypatch.setattr(Stream, "feed", fails)
+        for number in range(4):
+            assert judged(await w.ask(body(number)), body(number), ORACLE) == []
+        assert broken
+        await w.quiet()
+        assert {worker.live for worker in w.workers} == {0}
+        assert all(worker.generates for worker in w.workers)

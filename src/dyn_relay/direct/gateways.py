@@ -98,7 +98,7 @@ class Gateways:
         place = self._places.get(origin)
         if place is None:
             place = self._places[origin] = _Place(str(origin))
-            self._nursery.start_soon(self._serve, origin, place)
+            self._nursery.start_soon(self._keep, origin, place)
         await place.opened.wait()
         await place.channels.reach()
         return place.door.dial()
@@ -113,6 +113,16 @@ class Gateways:
     def open(self) -> int:
         """Engines that have a gateway."""
         return len(self._places)
+
+    async def _keep(self, origin: Origin, place: _Place) -> None:
+        """Serve until it has left. A defect ends what runs at this one engine, which has another gateway then."""
+        try:
+            await self._serve(origin, place)
+        except Exception as exc:
+            log.error("a gateway has ended because of a defect of the proxy", engine=str(origin), exc_info=exc)
+        finally:
+            if self._places.get(origin) is place:
+                del self._places[origin]
 
     async def _serve(self, origin: Origin, place: _Place) -> None:
         async with open_channels(

@@ -23,6 +23,8 @@ class Whole:
 
     def __init__(self) -> None:
         self._last: pb.GenerateResponse | None = None
+        #: Each has told everything so far: the newest is not looked into unless deltas follow.
+        self._whole = True
         #: What the first message alone may tell.
         self._first: dict[str, str] = {}
         self._ids: list[int] = []
@@ -36,16 +38,24 @@ class Whole:
             self._first = {name: text for name, text in meta.items() if name == _SENT or name.startswith("input_")}
         told = meta.get("completion_tokens", "")
         count = int(told) if told.isdecimal() else len(message.output_ids)
-        if count == len(message.output_ids):  # all of it, also the word of an abort among deltas
-            self._ids, self._texts = [], []
+        whole = count == len(message.output_ids)  # so is the word of an abort among deltas
+        if not (whole and self._whole):
+            if self._whole and self._last is not None:
+                self._join(self._last, len(self._last.output_ids))
+            if whole:
+                self._ids, self._texts = [], []
+            self._join(message, count)
+            self._whole = False
+            if len(self._ids) != count:
+                raise NotAnAnswer(f"{count} tokens are told, and {len(self._ids)} have come")
         self._last = message
+
+    def _join(self, message: pb.GenerateResponse, count: int) -> None:
         self._ids.extend(message.output_ids)
         self._texts.append(message.text)
         for name in ROWS:
-            if name in meta:
-                self._add_rows(name, meta[name], count)
-        if len(self._ids) != count:
-            raise NotAnAnswer(f"{count} tokens are told, and {len(self._ids)} have come")
+            if name in message.meta_info:
+                self._add_rows(name, message.meta_info[name], count)
 
     def _add_rows(self, name: str, text: str, count: int) -> None:
         """Rows may be deltas or all of them, whatever the ids are."""
@@ -66,12 +76,14 @@ class Whole:
         """None if there was none."""
         if self._last is None:
             return None
-        made = pb.GenerateResponse(output_ids=self._ids, meta_info=self._first)
-        made.meta_info.update(self._last.meta_info)
-        for name, text in self._first.items():
-            made.meta_info[name] = text
+        made = pb.GenerateResponse()
+        made.CopyFrom(self._last)
+        made.meta_info.update(self._first)
+        if self._whole:
+            return made
+        made.output_ids[:] = self._ids
         for name, parts in self._rows.items():
             made.meta_info[name] = f"[{', '.join(parts)}]"
-        if self._last.HasField("text"):
+        if made.HasField("text"):
             made.text = "".join(self._texts)
         return made
