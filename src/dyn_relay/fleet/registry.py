@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 import structlog
 import trio
@@ -24,17 +24,15 @@ from dyn_relay.fleet.naming import Naming, Namings, last_named
 from dyn_relay.fleet.poison import NotYet, PoisonRegister, Probation, SuspectedPoison, Trial
 from dyn_relay.fleet.policies.base import Ask
 from dyn_relay.fleet.policies.catalog import POLICIES
-from dyn_relay.fleet.rejoin import Standing
+from dyn_relay.fleet.selection import Selection
 from dyn_relay.fleet.stage import Stage, policies_of
 from dyn_relay.fleet.target import Lease, Target, no_tokens
-from dyn_relay.fleet.worker import TIER, TIERS, Role, Signal, State, Worker
+from dyn_relay.fleet.worker import TIERS, Role, Signal, State, Worker
 from dyn_relay.formats.base import Format
 from dyn_relay.http11.client import Origin, Pool, fetch
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("fleet")
 
-#: Seconds between two counts of the tokens that live answers hold.
-RECOUNT = 1.0
 #: At most this share of the workers tries suspects at a time; the others serve the rest undisturbed.
 QUARANTINE_SHARE = 0.5
 #: Who names a worker that was added over the control endpoints.
@@ -80,9 +78,9 @@ class Fleet:
         )
         self._on_move = on_move
         self._on_leave = on_leave
-        self._recounted = -math.inf
         self.namings = Namings(config)
         self._workers: dict[str, Worker] = {}
+        self._selection = Selection(self._workers, self.policies, self._keeper, clock)
         self._watches: dict[str, Watch] = {}
         self._joined = 0
         self._nursery: trio.Nursery | None = None
@@ -234,13 +232,7 @@ class Fleet:
 
     def has_room(self, exclude: Collection[str], accept: Callable[[Worker], bool]) -> bool:
         """Would `pick` find a target at a worker that is well?"""
-        for worker in self._workers.values():
-            well = worker.state is State.READY and worker.standing is not Standing.AWAY
-            well = well and not (worker.locked or worker.misplaced)
-            usable = well and worker.id not in exclude and accept(worker)
-            if usable and any(target.id not in exclude for target in worker.targets):
-                return True
-        return False
+        return self._selection.has_room(exclude, accept)
 
     def pick(
         self, exclude: Collection[str] = frozenset(), accept: Callable[[Worker], bool] = _anybody, ask: Ask = ANY
@@ -250,11 +242,11 @@ class Fleet:
         `exclude`: ids of workers or targets. Ready workers if there is any, else the others (`TIERS`). None only if
         nobody is left. Take the lease before awaiting.
         """
-        candidates = self._candidates(exclude, accept, ask)
+        candidates = self._selection.candidates(exclude, accept, ask)
         if self.wary:
             # A suspect's turn must be short, since others wait for theirs: let its worker's queue run empty.
             candidates = [w for w in candidates if not self._probation.on_trial_at(w.id)] or candidates
-        return self._choose(candidates, exclude, ask)
+        return self._selection.choose(candidates, exclude, ask)
 
     def choose_now(
         self,
@@ -275,12 +267,12 @@ class Fleet:
             return self.pick(exclude, accept, ask)
         if register.convicted(fingerprint):
             raise SuspectedPoison
-        candidates = self._candidates(exclude, accept, ask)
+        candidates = self._selection.candidates(exclude, accept, ask)
         free = [worker for worker in candidates if self._probation.may_begin(fingerprint, worker.id)]
         on_trial = sum(self._probation.on_trial_at(worker.id) for worker in candidates)
         if candidates and (not free or on_trial >= math.ceil(len(candidates) * QUARANTINE_SHARE)):
             raise NotYet
-        return self._choose(free, exclude, ask)
+        return self._selection.choose(free, exclude, ask)
 
     async def changed(self) -> None:
         """Return when a worker has joined, left, moved or described itself, a suspect was let go, a pause is over."""
@@ -406,48 +398,9 @@ class Fleet:
         """Who waits for `changed` may be able to go on."""
         self._waiting.unpark_all()
 
-    def _choose(self, workers: Sequence[Worker], exclude: Collection[str], ask: Ask) -> Target | None:
-        now = self._clock()
-        targets = [target for worker in workers for target in worker.targets if target.id not in exclude]
-        if ask.rank is not None:
-            targets = [target for target in targets if target.rank == ask.rank] or targets
-        targets = [target for target in targets if not target.full(now)] or targets
-        if not targets:
-            return None
-        if now - self._recounted >= RECOUNT:
-            self._recounted = now
-            for worker in self._workers.values():
-                worker.recount()
-        return self.policies[targets[0].worker.part].choose(targets, ask)
-
-    def _candidates(self, exclude: Collection[str], accept: Callable[[Worker], bool], ask: Ask) -> list[Worker]:
-        usable = [w for w in self._workers.values() if not w.misplaced and accept(w)]
-        if exclude:
-            usable = [w for w in usable if w.id not in exclude and any(one.id not in exclude for one in w.targets)]
-        usable = [worker for worker in usable if not worker.locked] or usable
-        found: list[list[Worker]] = [[] for _ in TIERS]
-        ready, known, first = State.READY, Standing.KNOWN, found[0]  # by name: it is every request's path
-        for worker in usable:
-            if worker.state is ready and worker.standing is known:
-                first.append(worker)
-                continue
-            self._keeper.pass_time(worker)
-            tier = self._tier(worker, ask)
-            if tier is not None:
-                found[tier].append(worker)
-        return next(filter(None, found), [])
-
-    def _tier(self, worker: Worker, ask: Ask) -> int | None:
-        """Its place in `TIERS`; None if it gets nothing."""
-        if worker.standing is Standing.AWAY:
-            return None
-        if worker.state is State.HALF_OPEN and not (ask.resumed or worker.breaker.trying or worker.full(self._clock())):
-            return 0
-        return TIER.get(worker.state)
-
     async def _unpaused(self) -> bool:
         """No worker that could get an attempt says that it is paused."""
-        workers = self._candidates((), _anybody, ANY)
+        workers = self._selection.candidates((), _anybody, ANY)
         paused: list[bool] = []
 
         async def ask(worker: Worker) -> None:
