@@ -26,24 +26,47 @@ async def test_bytes_go_both_ways_and_each_end_has_the_others_name(ends):
 
 async def test_a_writer_waits_when_nobody_reads(autojump_clock, ends):
     near, far = ends
+    await near.send(b"w" * CAPACITY)
+    assert not near.pending
     with trio.move_on_after(10) as patience:
-        await near.send(b"x" * (CAPACITY + 7))
+        await near.send(b"x" * 7)
     assert patience.cancelled_caught
     assert near.pending
     assert not near.offer(b"y")
-    assert len(await far.receive(CAPACITY * 2)) == CAPACITY, "no more is kept"
-    await near.send(b"z")
-    assert await far.receive() == b"x" * 7 + b"z", "what was not handed over goes first"
+    assert await far.receive(CAPACITY) == b"w" * CAPACITY
     assert not near.pending
+    await near.send(b"z")
+    assert await far.receive() == b"x" * 7 + b"z", "what was on its way goes first"
 
 
-async def test_an_offer_is_taken_at_once_and_its_rest_later(ends):
+async def test_a_writer_goes_on_as_soon_as_there_is_room(autojump_clock, ends):
+    near, far = ends
+    sent = trio.Event()
+
+    async def write() -> None:
+        await near.send(b"x" * (2 * CAPACITY))
+        sent.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write)
+        assert await far.receive(CAPACITY - 1) == b"x" * (CAPACITY - 1)
+        await wait_all_tasks_blocked()
+        assert not sent.is_set()
+        assert await far.receive(1) == b"x"
+        await sent.wait()
+    assert await far.receive() == b"x" * CAPACITY
+
+
+async def test_an_offer_is_taken_whole_or_not_at_all(ends):
     near, far = ends
     assert near.offer(b"x" * (CAPACITY + 1))
     assert near.pending
-    assert len(await far.receive(CAPACITY)) == CAPACITY
+    assert not near.offer(b"y")
+    assert await far.receive(CAPACITY) == b"x" * CAPACITY
     await near.send(b"")
     assert await far.receive() == b"x"
+    assert near.offer(b"y")
+    assert await far.receive() == b"y"
 
 
 async def test_half_a_close_ends_one_direction(ends):

@@ -95,6 +95,10 @@ async def test_a_slow_taker_does_not_hold_up_another(autojump_clock: MockClock) 
         assert len(w.network.dials) == 1
 
 
+async def _answer_pings(hand: Hand) -> None:
+    await hand.event(events.ConnectionTerminated)
+
+
 async def _stalled(w: World) -> None:
     async with w.generate():
         await trio.sleep_forever()
@@ -132,19 +136,79 @@ async def test_a_message_larger_than_the_window_comes_while_it_is_waited_for(aut
             assert list((await anext(call)).output_ids) == [6]
 
 
+async def test_the_window_is_as_long_as_the_message_that_is_waited_for(autojump_clock: MockClock) -> None:
+    """So that a long one takes two round trips, not as many as it has windows; the next one has the usual window."""
+    async with world() as w, w.opened() as (call, hand):
+        stream_id = await hand.request()
+        await hand.head(stream_id)
+        large = message(5, 10 * STREAM_WINDOW)
+        await hand.data(stream_id, large[:STREAM_WINDOW])
+        outcome: list[int] = []
+
+        async def take() -> None:
+            outcome.extend((await anext(call)).output_ids)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take)
+            await hand.event(events.WindowUpdated, stream_id=stream_id)
+            assert hand.h2.local_flow_control_window(stream_id) == len(large) - STREAM_WINDOW
+            await hand.pour(stream_id, large[STREAM_WINDOW:])
+        assert outcome == [5]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take)
+            await hand.event(events.WindowUpdated, stream_id=stream_id)
+            assert STREAM_WINDOW // 2 < hand.h2.local_flow_control_window(stream_id) <= STREAM_WINDOW
+            await hand.data(stream_id, message(6))
+        assert outcome == [5, 6]
+
+
+@pytest.mark.parametrize("begun", [1, 4, 5, 6, 1000])
+async def test_half_a_message_is_not_waited_for_for_ever(autojump_clock: MockClock, begun: int) -> None:
+    """A queue is silent between messages, never within one; the connection itself is well and answers its pings."""
+    async with world() as w, w.opened() as (call, hand):
+        stream_id = await hand.request()
+        await hand.head(stream_id)
+        whole = message(5, FILLED)
+        w.nursery.start_soon(_answer_pings, hand)
+        await trio.sleep(3600)
+        await hand.data(stream_id, whole)
+        assert list((await anext(call)).output_ids) == [5]
+        await trio.sleep(3600)
+        began = trio.current_time()
+        await hand.data(stream_id, whole[:begun])
+        with pytest.raises(Lost, match="half a message, and no more of it for 60 s"):
+            await anext(call)
+        assert 60 <= trio.current_time() - began <= 120
+
+
+async def test_a_message_that_comes_slowly_is_waited_for(autojump_clock: MockClock) -> None:
+    async with world() as w, w.opened() as (call, hand):
+        stream_id = await hand.request()
+        await hand.head(stream_id)
+        whole = message(5, 20)
+
+        async def drip() -> None:
+            for at in range(len(whole)):
+                await trio.sleep(59)
+                await hand.data(stream_id, whole[at : at + 1])
+
+        w.nursery.start_soon(_answer_pings, hand)
+        w.nursery.start_soon(drip)
+        assert list((await anext(call)).output_ids) == [5]
+
+
 async def test_data_for_a_left_call_is_given_back(autojump_clock: MockClock) -> None:
     """Or the connection would be stuck after some left calls."""
     async with world() as w:
         w.nursery.start_soon(_stalled, w)
         hand = await w.accept()
         await hand.request()
-        for _ in range(40):
+        for _ in range(2 * CONNECTION_WINDOW // STREAM_WINDOW):
             async with w.generate():
                 stream_id = await hand.request()
                 await hand.head(stream_id)
             # The server has not read of the reset yet, and sends for nobody.
-            for _ in range(3):
-                await hand.data(stream_id, b"\0" * 16384)
+            await hand.data(stream_id, b"\0" * STREAM_WINDOW)
         outcome = w.start()
         stream_id = await hand.request()
         await hand.head(stream_id)

@@ -245,7 +245,25 @@ def test_nobody_is_asked_without_a_lease(at: float, findings: int) -> None:
 )
 def test_whoever_is_away_is_nobody_to_go_to(attempts: list[tuple[str, float, str | None]], findings: int) -> None:
     seen = history((0, 10), (5, 10), *STEADY[12:], faults=(fault(0, 50),))
-    seen.rows = [row(*attempts)]
+    seen.samples, seen.rows = [], [row(*attempts)]
+    assert len(list(exclusion.check(seen))) == findings
+
+
+@pytest.mark.parametrize(
+    ("looks", "findings"),
+    [
+        ([(59.0, 1.0), (61.5, 0.0)], 0),  # what it was before is no matter
+        ([(61.5, 1.0)], 1),
+        ([(62.5, 1.0)], 0),
+        ([(61.5, 1.0), (61.8, 0.0)], 1),
+    ],
+)
+def test_whoever_is_back_is_gone_to_once_the_router_has_found_it_well(
+    looks: list[tuple[float, float]], findings: int
+) -> None:
+    seen = history((0, 10), (5, 10), *STEADY[12:], faults=(fault(0, 50),))
+    seen.samples = [Sample(at, {tenure.WELL + "s": well}) for at, well in looks]
+    seen.rows = [row(("t", 61, "cut"), ("t", 62, None))]
     assert len(list(exclusion.check(seen))) == findings
 
 

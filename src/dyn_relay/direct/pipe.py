@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import trio
 
 from dyn_relay.net import RECEIVE_SIZE, ConnectionBroken
 
-#: Bytes on their way in one direction. A writer that is further ahead waits, as at a full socket.
-CAPACITY = 65536
+#: Bytes on their way in one direction above which a writer waits. What it has given by then lies here all the same,
+#: uncut and uncopied: of an answer that nobody reads this is one event more.
+CAPACITY = 16384
 
 
 class _Lane:
     """One direction."""
 
-    __slots__ = ("abandoned", "changed", "data", "ended", "reset")
+    __slots__ = ("abandoned", "changed", "data", "ended", "reset", "size")
 
     def __init__(self) -> None:
-        self.data = bytearray()
+        self.data: deque[bytes | memoryview] = deque()
+        #: Bytes of `data`.
+        self.size = 0
         #: The writer writes no more.
         self.ended = False
         #: And wants that to be seen as an error.
@@ -25,17 +30,35 @@ class _Lane:
         self.abandoned = False
         self.changed = trio.lowlevel.ParkingLot()
 
+    def put(self, data: bytes) -> None:
+        self.data.append(data)
+        self.size += len(data)
+        self.changed.unpark_all()
+
+    def take(self, most: int) -> bytes:
+        """Up to `most` bytes of what is there."""
+        parts: list[bytes | memoryview] = []
+        while self.data and most:
+            part = self.data.popleft()
+            if len(part) > most:
+                self.data.appendleft(memoryview(part)[most:])
+                part = memoryview(part)[:most]
+            parts.append(part)
+            most -= len(part)
+            self.size -= len(part)
+        self.changed.unpark_all()
+        return b"".join(parts)
+
 
 class Pipe:
     """One end."""
 
-    __slots__ = ("_closed", "_in", "_out", "_unsent", "peer")
+    __slots__ = ("_closed", "_in", "_out", "peer")
 
     def __init__(self, incoming: _Lane, outgoing: _Lane, peer: str) -> None:
         self.peer = peer
         self._in = incoming
         self._out = outgoing
-        self._unsent: bytes | memoryview = b""
         self._closed = False
 
     async def receive(self, max_bytes: int = RECEIVE_SIZE) -> bytes:
@@ -47,42 +70,39 @@ class Pipe:
             if lane.ended:
                 return b""
             await lane.changed.park()
-        data = bytes(lane.data[:max_bytes])
-        del lane.data[:max_bytes]
-        lane.changed.unpark_all()
+        data = lane.take(max_bytes)
         # A writer that is always ready must not keep all others waiting.
         await trio.lowlevel.cancel_shielded_checkpoint()
         return data
 
     async def send(self, data: bytes) -> None:
         # First of all, so that a cancellation finds the data in its place.
-        self._unsent = b"".join((self._unsent, data)) if self._unsent else data
+        if not self._put(data):
+            raise ConnectionBroken("the connection is closed")
         await trio.lowlevel.checkpoint_if_cancelled()
-        while self._unsent:
-            self._flush()
-            if self._unsent:
-                await self._out.changed.park()
+        while self.pending:
+            await self._out.changed.park()
+            if self._deaf:
+                raise ConnectionBroken("the connection is closed")
 
     def offer(self, data: bytes) -> bool:
-        if self._unsent or self._closed or self._out.ended or self._out.abandoned:
+        return not self.pending and self._put(data)
+
+    def _put(self, data: bytes) -> bool:
+        if self._deaf:
             return False
-        self._unsent = data
-        self._flush()
+        if data:
+            self._out.put(data)
         return True
 
-    def _flush(self) -> None:
-        lane = self._out
-        if self._closed or lane.ended or lane.abandoned:
-            raise ConnectionBroken("the connection is closed")
-        room = CAPACITY - len(lane.data)
-        if room > 0:
-            lane.data += self._unsent[:room]
-            self._unsent = memoryview(self._unsent)[room:] if room < len(self._unsent) else b""
-            lane.changed.unpark_all()
+    @property
+    def _deaf(self) -> bool:
+        """What is written finds nobody."""
+        return self._closed or self._out.ended or self._out.abandoned
 
     @property
     def pending(self) -> bool:
-        return bool(self._unsent)
+        return self._out.size > CAPACITY
 
     async def wait_closed(self) -> None:
         await trio.lowlevel.checkpoint()
@@ -101,6 +121,7 @@ class Pipe:
             self._closed = True
             self._in.abandoned = True
             self._in.data.clear()
+            self._in.size = 0
             self._in.changed.unpark_all()
             self.end_sending()
 

@@ -10,7 +10,8 @@ from h2.settings import SettingCodes, Settings
 from dyn_relay.grpc.frames import MAX_FRAME_SIZE
 
 #: The window of a stream, in bytes: what the server may send ahead of whoever takes it. All that a stalled call holds.
-STREAM_WINDOW = 65536
+#: Who waits for a longer message opens it further, for that message.
+STREAM_WINDOW = 16384
 
 #: The window of the connection, in bytes. It bounds no memory (the streams' windows do), only what is on its way.
 CONNECTION_WINDOW = 1024 * 1024

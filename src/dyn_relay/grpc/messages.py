@@ -45,6 +45,14 @@ class Inbox:
         flag, size = _PREFIX.unpack_from(self._data)
         return flag != 0 or size > self._limit or len(self._data) >= _PREFIX.size + size
 
+    @property
+    def missing(self) -> int:
+        """Bytes without which the message that has begun is not complete; 0 before its length is known."""
+        if len(self._data) < _PREFIX.size:
+            return 0
+        size: int = _PREFIX.unpack_from(self._data)[1]
+        return max(0, _PREFIX.size + size - len(self._data))
+
     def take(self) -> bytes | None:
         """The next message; None while it is not complete.
 

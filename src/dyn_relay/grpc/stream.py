@@ -12,6 +12,9 @@ from dyn_relay.grpc.messages import Inbox
 from dyn_relay.grpc.metadata import Metadata
 from dyn_relay.grpc.status import CallFailed, Lost
 
+#: Seconds without a byte in the middle of a message that is waited for, after which its sender is taken for lost.
+HALF_MESSAGE = 60.0
+
 
 class Stream:
     """Filled by the connection's task, emptied by the call's."""
@@ -20,7 +23,7 @@ class Stream:
         "_grant",
         "_inbox",
         "_news",
-        "_ungranted",
+        "_window",
         "answered",
         "ended",
         "failure",
@@ -44,8 +47,8 @@ class Stream:
         self.trailers: Metadata = ()
         self._inbox = Inbox(max_message)
         self._grant = grant
-        #: Bytes of the window that the server has used and not got back.
-        self._ungranted = 0
+        #: Bytes that the server may still send.
+        self._window = STREAM_WINDOW
         #: Somebody waits for a message, or for the end.
         self._news: trio.Event | None = None
 
@@ -55,21 +58,28 @@ class Stream:
         """The next message if it is complete; its bytes may be sent anew. Raises as `Inbox.take` does."""
         message = self._inbox.take()
         if message is not None:
-            self._refill(len(self._inbox))
+            self._open(STREAM_WINDOW - len(self._inbox))
         return message
 
     async def wait(self) -> None:
         """Return when `take` may have something to give, or the stream has ended.
 
-        A message that is longer than the window comes in only while it is waited for.
+        The rest of a message that is longer than the window comes in only while it is waited for. Raises `Lost` if it
+        stays away: whoever has begun a message has all of it.
         """
         if self.ended or self._inbox.ready:
             await trio.lowlevel.checkpoint()
             return
         self._news = trio.Event()
         try:
-            self._refill(0)
-            await self._news.wait()
+            self._open(max(STREAM_WINDOW, self._inbox.missing))
+            while not self._news.is_set():
+                held = len(self._inbox)
+                with trio.move_on_after(HALF_MESSAGE):
+                    await self._news.wait()
+                    return
+                if held and held == len(self._inbox):
+                    raise Lost(f"half a message, and no more of it for {HALF_MESSAGE:g} s")
         finally:
             self._news = None
 
@@ -96,13 +106,13 @@ class Stream:
 
     def feed(self, data: bytes, size: int) -> None:
         """`data` has come, in `size` bytes of the window (more than its length if it was padded)."""
-        self._ungranted += size
+        self._window -= size
         self._inbox.feed(data)
         if self._news is not None:
             if self._inbox.ready:
                 self._news.set()
             else:
-                self._refill(0)
+                self._open(max(STREAM_WINDOW, self._inbox.missing))
 
     def finish(self, fields: Metadata) -> None:
         """The trailers."""
@@ -120,9 +130,9 @@ class Stream:
         if self._news is not None:
             self._news.set()
 
-    def _refill(self, held: int) -> None:
-        """Give the window back, but for `held` bytes; in large parts, so that few frames say so."""
-        size = self._ungranted - held
+    def _open(self, window: int) -> None:
+        """Let the server send so many bytes; told in large parts, so that few frames say so."""
+        size = window - self._window
         if size >= STREAM_WINDOW // 2 and not self.ended:
-            self._ungranted -= size
+            self._window = window
             self._grant(self.id, size)
