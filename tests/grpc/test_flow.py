@@ -136,30 +136,51 @@ async def test_a_message_larger_than_the_window_comes_while_it_is_waited_for(aut
             assert list((await anext(call)).output_ids) == [6]
 
 
-async def test_the_window_is_as_long_as_the_message_that_is_waited_for(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("first", ["message", "taker"])
+async def test_the_window_is_as_long_as_the_message_that_is_waited_for(autojump_clock: MockClock, first: str) -> None:
     """So that a long one takes two round trips, not as many as it has windows; the next one has the usual window."""
     async with world() as w, w.opened() as (call, hand):
         stream_id = await hand.request()
         await hand.head(stream_id)
         large = message(5, 10 * STREAM_WINDOW)
-        await hand.data(stream_id, large[:STREAM_WINDOW])
         outcome: list[int] = []
 
         async def take() -> None:
             outcome.extend((await anext(call)).output_ids)
 
+        if first == "message":
+            await hand.data(stream_id, large[:STREAM_WINDOW])
+            await wait_all_tasks_blocked()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(take)
+            await wait_all_tasks_blocked()
+            if first == "taker":
+                await hand.data(stream_id, large[:STREAM_WINDOW])
             await hand.event(events.WindowUpdated, stream_id=stream_id)
             assert hand.h2.local_flow_control_window(stream_id) == len(large) - STREAM_WINDOW
             await hand.pour(stream_id, large[STREAM_WINDOW:])
-        assert outcome == [5]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(take)
             await hand.event(events.WindowUpdated, stream_id=stream_id)
             assert STREAM_WINDOW // 2 < hand.h2.local_flow_control_window(stream_id) <= STREAM_WINDOW
             await hand.data(stream_id, message(6))
         assert outcome == [5, 6]
+
+
+async def test_padding_is_given_back_too(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        outcome = w.start()
+        hand = await w.accept()
+        stream_id = await hand.request()
+        await hand.head(stream_id)
+        count = STREAM_WINDOW // 100
+        for _ in range(count):
+            while hand.h2.local_flow_control_window(stream_id) < 256 + len(message(7)):
+                await hand.event(events.WindowUpdated, stream_id=stream_id)
+            hand.h2.send_data(stream_id, message(7), pad_length=255)
+            await hand.flush()
+        await hand.end(stream_id)
+        assert (await outcome.wait()).numbers == [7] * count
 
 
 @pytest.mark.parametrize("begun", [1, 4, 5, 6, 1000])
@@ -170,8 +191,12 @@ async def test_half_a_message_is_not_waited_for_for_ever(autojump_clock: MockClo
         await hand.head(stream_id)
         whole = message(5, FILLED)
         w.nursery.start_soon(_answer_pings, hand)
-        await trio.sleep(3600)
-        await hand.data(stream_id, whole)
+
+        async def send_late() -> None:
+            await trio.sleep(3600)
+            await hand.data(stream_id, whole)
+
+        w.nursery.start_soon(send_late)
         assert list((await anext(call)).output_ids) == [5]
         await trio.sleep(3600)
         began = trio.current_time()
