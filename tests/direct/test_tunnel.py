@@ -18,7 +18,7 @@ ENGINE = Origin.parse("http://engine:1")
 @pytest.mark.parametrize("size", [10, 10_000_000])
 async def test_an_answer_that_comes_before_the_body_was_taken_is_given(autojump_clock, size):
     network = SimNetwork(1)
-    tunnel = Tunnel(Pool(network), "engine")
+    tunnel = Tunnel(network, Pool(network), "engine")
     heard = await network.listen("engine", 1)
     shown = await network.listen("side", 1)
 

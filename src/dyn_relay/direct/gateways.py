@@ -134,7 +134,7 @@ class Gateways:
         ) as channels:
             place.channels = channels
             place.opened.set()
-            tunnel = Tunnel(self._http, self._http_at or origin.host) if self._http is not None else None
+            tunnel = Tunnel(self._network, self._http, self._http_at or origin.host) if self._http is not None else None
             gateway = Gateway(Engine(channels), str(origin), tunnel)
             await serve(place.door, gateway, _LIMITS, draining=place.leaving, on_error=_report)
 
