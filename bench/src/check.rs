@@ -19,6 +19,14 @@ pub struct Progress {
     done: bool,
 }
 
+impl Progress {
+    /// Drop what has been checked from `body`: nobody could hold all of thousands of long streams.
+    pub fn forget(&mut self, body: &mut Vec<u8>) {
+        body.drain(..self.checked);
+        self.checked = 0;
+    }
+}
+
 impl Expected {
     pub fn new(body: &[u8]) -> Expected {
         let ask = Ask::parse(body);

@@ -53,7 +53,7 @@ impl Answer {
     }
 
     /// Append the JSON object that shows tokens `from..to` of the answer to `ask`.
-    pub fn object(&self, ask: &Ask, rid: &str, from: usize, to: usize, out: &mut Vec<u8>) {
+    pub fn object(&self, ask: &Ask, rid: &str, version: &str, from: usize, to: usize, out: &mut Vec<u8>) {
         let total = ask.max_new_tokens;
         out.extend_from_slice(b"{\"output_ids\":[");
         out.extend_from_slice(self.ids.slice(from, to));
@@ -63,8 +63,8 @@ impl Answer {
         } else {
             out.extend_from_slice(b"null");
         }
-        write!(out, ",\"prompt_tokens\":{},\"weight_version\":\"default\",\"num_retractions\":0,", ask.prompt.len())
-            .unwrap();
+        let prompt = ask.prompt.len();
+        write!(out, ",\"prompt_tokens\":{prompt},\"weight_version\":\"{version}\",\"num_retractions\":0,").unwrap();
         if ask.logprobs {
             out.extend_from_slice(b"\"input_token_logprobs\":[],\"output_token_logprobs\":[");
             out.extend_from_slice(self.logprobs.slice(from, to));
@@ -72,7 +72,7 @@ impl Answer {
         }
         write!(out, "\"reasoning_tokens\":0,\"completion_tokens\":{to},\"cached_tokens\":0,").unwrap();
         if to == total {
-            write!(out, "\"weight_versions\":[{{\"version\":\"default\",\"start\":0,\"end\":{total}}}],").unwrap();
+            write!(out, "\"weight_versions\":[{{\"version\":\"{version}\",\"start\":0,\"end\":{total}}}],").unwrap();
         }
         out.extend_from_slice(b"\"cached_tokens_details\":null,\"dp_rank\":null,");
         if to == total {

@@ -1,8 +1,10 @@
 //! A closed-loop load generator that checks every token: one thread, one epoll loop.
 //!
-//! loadgen --port P --body FILE --conns C (--requests N | --secs S) [--ramp-ms R] [--timeout-s T]
+//! loadgen --port P --body FILE --conns C (--requests N | --secs S) [--ramp-ms R] [--timeout-s T] [--times FILE]
 //!
 //! Keeps C connections busy with POSTs of FILE to /generate; prints one line of JSON. Exits with 1 if an answer failed.
+//! `--times`: a line of JSON for each stream that was complete and right: `at_us`, when its events came (microseconds
+//! since 1970), and `moved`, the index of the first of them with another `weight_version` than the first, else null.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,9 +24,38 @@ struct Client {
     response: Response,
     body: Vec<u8>,
     progress: Progress,
+    /// Of the body, so far.
+    bytes: u64,
+    times: Times,
     started: u64,
     first: u64,
     last_event: u64,
+}
+
+/// When the events of a stream came, and which was the first of another worker.
+#[derive(Default)]
+struct Times {
+    at_us: Vec<u64>,
+    version: Vec<u8>,
+    moved: Option<usize>,
+}
+
+impl Times {
+    fn add(&mut self, json: &[u8], wall: u64) {
+        let version = value(json, "weight_version").and_then(|text| text.split(|byte| *byte == b',').next());
+        let version = version.unwrap_or_default();
+        if self.at_us.is_empty() {
+            self.version = version.to_vec();
+        } else if self.moved.is_none() && self.version != version {
+            self.moved = Some(self.at_us.len());
+        }
+        self.at_us.push(wall / 1000);
+    }
+
+    fn line(&self) -> String {
+        let moved = self.moved.map_or("null".into(), |index| index.to_string());
+        format!("{{\"moved\": {moved}, \"at_us\": {:?}}}\n", self.at_us)
+    }
 }
 
 #[derive(Default)]
@@ -59,6 +90,8 @@ struct Load {
     issued: u64,
     ended: u64,
     stats: Stats,
+    /// What `--times` is to write.
+    lines: Option<String>,
 }
 
 impl Load {
@@ -89,6 +122,7 @@ impl Load {
         client.response = Response::new();
         client.body.clear();
         client.progress = Progress::default();
+        (client.bytes, client.times) = (0, Times::default());
         (client.busy, client.started, client.first, client.last_event) = (true, now, 0, 0);
         self.stats.busy += 1;
         self.stats.busy_max = self.stats.busy_max.max(self.stats.busy);
@@ -140,7 +174,7 @@ impl Load {
                 self.complete(key);
             }
             Got::Closed => {
-                let detail = format!("closed after {} bytes: {}", client.body.len(), excerpt(&client.body));
+                let detail = format!("closed after {} bytes: {}", client.bytes, excerpt(&client.body));
                 self.give_up(key, "truncated", detail);
             }
         }
@@ -149,10 +183,12 @@ impl Load {
     fn take(&mut self, key: usize, data: &[u8]) {
         let now = self.now();
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
-        let Load { clients, stats, expected, .. } = self;
+        let Load { clients, stats, expected, lines, .. } = self;
         let client = &mut clients[key];
         stats.reads += 1;
+        let before = client.body.len();
         client.response.feed(data, &mut client.body);
+        client.bytes += (client.body.len() - before) as u64;
         if client.first == 0 && !client.body.is_empty() {
             client.first = now;
         }
@@ -161,11 +197,15 @@ impl Load {
             let checked = expected.events(&client.body, &mut client.progress, |json| {
                 events += 1;
                 stats.delay.extend(sent_at(json).map(|sent| wall.saturating_sub(sent)));
+                if lines.is_some() {
+                    client.times.add(json, wall);
+                }
             });
             if let Err(detail) = checked {
                 let detail = format!("{detail}: {}", excerpt(&client.body));
                 return self.give_up(key, "wrong", detail);
             }
+            client.progress.forget(&mut client.body);
             if events > 0 {
                 if client.last_event != 0 {
                     stats.gap.push(now - client.last_event);
@@ -198,7 +238,10 @@ impl Load {
         client.busy = false;
         self.stats.busy -= 1;
         self.stats.ok += 1;
-        self.stats.bytes += client.body.len() as u64;
+        self.stats.bytes += client.bytes;
+        if let Some(lines) = self.lines.as_mut().filter(|_| client.response.events) {
+            lines.push_str(&client.times.line());
+        }
         self.stats.latency.push(now - client.started);
         self.stats.first_byte.push(client.first - client.started);
         self.ended += 1;
@@ -212,7 +255,7 @@ impl Load {
         let now = self.now();
         for key in 0..self.clients.len() {
             if self.clients[key].busy && now > self.clients[key].started + self.timeout {
-                let detail = format!("after {} bytes", self.clients[key].body.len());
+                let detail = format!("after {} bytes", self.clients[key].bytes);
                 self.give_up(key, "timeout", detail);
             }
         }
@@ -269,6 +312,7 @@ fn summary(samples: &mut [u64]) -> String {
 fn main() {
     let body = fs::read(args::text("--body").expect("--body FILE")).expect("the body's file");
     let port = args::number("--port", 30000);
+    let times = args::text("--times");
     let (conns, secs) = (args::number("--conns", 1), args::number::<u64>("--secs", 0));
     let head = format!(
         "POST /generate HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\naccept: */*\r\ncontent-length: {}\r\n\r\n",
@@ -280,6 +324,8 @@ fn main() {
         response: Response::new(),
         body: Vec::new(),
         progress: Progress::default(),
+        bytes: 0,
+        times: Times::default(),
         started: 0,
         first: 0,
         last_event: 0,
@@ -297,8 +343,12 @@ fn main() {
         issued: 0,
         ended: 0,
         stats: Stats::default(),
+        lines: times.is_some().then(String::new),
     };
     let seconds = load.run(args::number::<u64>("--ramp-ms", 0) * 1_000_000);
+    if let (Some(path), Some(lines)) = (times, &load.lines) {
+        fs::write(path, lines).expect("the file of --times");
+    }
     let stats = &mut load.stats;
     println!(
         "{{\"ok\": {}, \"errors\": {:?}, \"first_error\": {:?}, \"seconds\": {seconds:.3}, \"rps\": {:.2}, \"bytes\": {}, \"events\": {}, \"reads\": {}, \"busy_max\": {}, \"first_byte_us\": {}, \"latency_us\": {}, \"gap_us\": {}, \"delay_us\": {}}}",

@@ -1,11 +1,14 @@
 //! A fast mock SGLang worker: one thread, one epoll loop.
 //!
-//! mockworker --port P [--step-us S] [--sync] [--mode incremental|cumulative] [--kill-share F --seed N]
+//! mockworker --port P [--step-us S [--first-us F]] [--sync] [--mode incremental|cumulative] [--kill-share F --seed N]
+//!            [--hold] [--weight-version V]
 //!
 //! A stream gets a token every S microseconds (0: as fast as its socket takes them), one write an event, and all
 //! streams tick together with `--sync`, as in an engine that batches continuously. A unary answer takes as long as its
 //! tokens. With `--kill-share`, that share of the streams is cut in the middle, after a token that the seed and the
-//! request's number choose; every other such cut by RST instead of FIN.
+//! request's number choose; every other such cut by RST instead of FIN. The first token of a paced answer comes after F
+//! microseconds (S by default, and with `--sync` always). With `--hold` all but the shortest requests wait before their
+//! last event until somebody asks for /mock_release, so that one can look at what a proxy holds of them until then.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -19,11 +22,16 @@ use dyn_relay_bench::sys::{self, Got, Poller, Wire, IN, OUT};
 use dyn_relay_bench::{args, http};
 
 const LISTENER: usize = usize::MAX;
+/// Requests for fewer tokens are not held: they only ask whether a server is there.
+const HELD_TOKENS: usize = 8;
 
 struct Options {
     port: u16,
     step: u64,
+    first: u64,
     sync: bool,
+    hold: bool,
+    version: String,
     cumulative: bool,
     kill_share: f64,
     seed: u64,
@@ -44,6 +52,7 @@ struct Job {
     /// Tokens sent.
     sent: usize,
     cut: Option<Cut>,
+    held: bool,
 }
 
 impl Job {
@@ -76,6 +85,9 @@ struct Counts {
     finished: u64,
     cut: u64,
     left: u64,
+    /// Streams that wait for their first token, now and at most so far.
+    waiting: u64,
+    waiting_max: u64,
 }
 
 struct Worker {
@@ -88,6 +100,8 @@ struct Worker {
     timers: BinaryHeap<Reverse<(u64, usize, u64)>>,
     /// With a step of 0: those whose sockets take more.
     ready: VecDeque<(usize, u64)>,
+    /// Those that wait for `/mock_release`.
+    held: Vec<(usize, u64)>,
     answers: HashMap<(History, usize), Rc<Answer>>,
     counts: Counts,
     out: Vec<u8>,
@@ -105,6 +119,7 @@ impl Worker {
             turns: 0,
             timers: BinaryHeap::new(),
             ready: VecDeque::new(),
+            held: Vec::new(),
             answers: HashMap::new(),
             counts: Counts::default(),
             out: Vec::new(),
@@ -153,6 +168,8 @@ impl Worker {
     fn drop(&mut self, key: usize) {
         if let Some(client) = self.clients[key].take() {
             self.counts.left += u64::from(client.job.is_some());
+            self.counts.waiting -= u64::from(client.job.is_some_and(|job| job.ask.stream && job.sent == 0));
+            self.held.retain(|(held, _)| *held != key);
             self.poller.remove(&client.wire.socket);
             self.free.push(key);
         }
@@ -195,7 +212,8 @@ impl Worker {
             self.out.clear();
             match request.path.split('?').next().unwrap() {
                 "/generate" => self.begin(key, Ask::parse(&body)),
-                path => match info(path, &self.options, &self.counts) {
+                "/mock_release" => self.release(),
+                path => match info(path, &self.options, &self.counts, self.held.len()) {
                     Some(body) => render::json(body.as_bytes(), &mut self.out),
                     None => render::not_found(&mut self.out),
                 },
@@ -214,22 +232,25 @@ impl Worker {
         self.counts.requests += 1;
         self.turns += 1;
         let number = self.counts.requests;
-        let (tokens, step, now) = (ask.max_new_tokens, self.options.step, self.now());
+        let (tokens, step, first, now) = (ask.max_new_tokens, self.options.step, self.options.first, self.now());
         let history = History::of(&ask.prompt);
         let answer = self.answers.entry((history, tokens)).or_insert_with(|| Rc::new(Answer::new(history, tokens)));
         let due = match ask.stream {
             true if step > 0 && self.options.sync => (now / step + 1) * step,
-            true => now + step,
-            false => now + step * tokens as u64,
+            true => now + first,
+            false => now + first + step * tokens.saturating_sub(1) as u64,
         };
         if ask.stream {
             render::stream_head(&mut self.out);
+            self.counts.waiting += 1;
+            self.counts.waiting_max = self.counts.waiting_max.max(self.counts.waiting);
         }
         let job = Job {
             rid: ask.rid.clone().unwrap_or_else(|| format!("{:016x}{number:016x}", self.options.port)),
             cut: self.options.cut(number, &ask),
             answer: answer.clone(),
             sent: 0,
+            held: false,
             ask,
         };
         let client = self.clients[key].as_mut().unwrap();
@@ -246,6 +267,12 @@ impl Worker {
         } else if !client.wire.blocked() {
             self.ready.push_back((key, client.turn));
         }
+    }
+
+    /// Let those go on that wait before their last event.
+    fn release(&mut self) {
+        self.ready.extend(self.held.drain(..));
+        render::json(b"", &mut self.out);
     }
 
     /// Send the events that are due, one for each of the streams.
@@ -276,12 +303,17 @@ impl Worker {
             return self.drop(key);
         }
         let (before, to) = (job.sent, job.next());
+        let finished = to == job.ask.max_new_tokens;
+        if self.options.hold && finished && to >= HELD_TOKENS && !job.held {
+            job.held = true;
+            return self.held.push((key, turn));
+        }
+        self.counts.waiting -= u64::from(job.ask.stream && before == 0);
         let from = if self.options.cumulative { 0 } else { before };
         self.object.clear();
         self.out.clear();
-        job.answer.object(&job.ask, &job.rid, from, to, &mut self.object);
+        job.answer.object(&job.ask, &job.rid, &self.options.version, from, to, &mut self.object);
         job.sent = to;
-        let finished = to == job.ask.max_new_tokens;
         if job.ask.stream {
             render::chunked_event(&self.object, &mut self.out);
         } else {
@@ -332,8 +364,9 @@ impl Options {
 }
 
 /// The body of an information route; None for a route that is not there.
-fn info(path: &str, options: &Options, counts: &Counts) -> Option<String> {
-    let model = "\"model_path\":\"mock\",\"served_model_name\":\"mock\",\"tokenizer_path\":\"mock\",\"preferred_sampling_params\":null,\"weight_version\":\"default\",\"load_format\":\"auto\",\"disaggregation_mode\":\"null\"";
+fn info(path: &str, options: &Options, counts: &Counts, held: usize) -> Option<String> {
+    let version = &options.version;
+    let model = format!("\"model_path\":\"mock\",\"served_model_name\":\"mock\",\"tokenizer_path\":\"mock\",\"preferred_sampling_params\":null,\"weight_version\":\"{version}\",\"load_format\":\"auto\",\"disaggregation_mode\":\"null\"");
     Some(match path {
         "/health" | "/health_generate" | "/ready" | "/ping" | "/abort_request" => String::new(),
         "/server_info" | "/get_server_info" => format!(
@@ -345,8 +378,8 @@ fn info(path: &str, options: &Options, counts: &Counts) -> Option<String> {
         ),
         "/v1/models" => "{\"object\":\"list\",\"data\":[{\"id\":\"mock\",\"object\":\"model\",\"created\":1795966390,\"owned_by\":\"sglang\",\"root\":\"mock\",\"parent\":null,\"max_model_len\":131072}]}".into(),
         "/mock_stats" => format!(
-            "{{\"requests\":{},\"finished\":{},\"cut\":{},\"left\":{}}}",
-            counts.requests, counts.finished, counts.cut, counts.left
+            "{{\"requests\":{},\"finished\":{},\"cut\":{},\"left\":{},\"held\":{held},\"waiting_max\":{}}}",
+            counts.requests, counts.finished, counts.cut, counts.left, counts.waiting_max
         ),
         _ => return None,
     })
@@ -355,10 +388,14 @@ fn info(path: &str, options: &Options, counts: &Counts) -> Option<String> {
 fn main() {
     let mode = args::text("--mode").unwrap_or("cumulative".into());
     assert!(["incremental", "cumulative"].contains(&mode.as_str()), "--mode {mode}?");
+    let step = args::number::<u64>("--step-us", 0);
     let options = Options {
         port: args::number("--port", 30001),
-        step: args::number::<u64>("--step-us", 0) * 1000,
+        step: step * 1000,
+        first: args::number("--first-us", step) * 1000,
         sync: args::flag("--sync"),
+        hold: args::flag("--hold"),
+        version: args::text("--weight-version").unwrap_or("default".into()),
         cumulative: mode == "cumulative",
         kill_share: args::number("--kill-share", 0.0),
         seed: args::number("--seed", 0),
