@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from procs import BIN
 #: All that is compared with: the router most people run today.
 BASELINE = "sglang-router"
 ROUTER_REQUIREMENT = "sglang-router==0.3.2"
+SMG_REQUIREMENT = "smg==1.13.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,9 @@ class Peer:
     name: str
     what: str
     command: Callable[[int, list[int]], list[str]]
-    """(port to listen on, ports of the workers) -> command line"""
+    """(port to listen on, ports of the workers) -> command line; raises `OSError` or `CalledProcessError`."""
+    required: bool = True
+    """False: if it is not here and cannot be installed, the others are measured without it."""
 
 
 def cache() -> Path:
@@ -48,7 +53,9 @@ def _urls(workers: list[int]) -> list[str]:
     return [f"http://127.0.0.1:{port}" for port in workers]
 
 
-def _dyn_relay(*flags: str) -> Callable[[int, list[int]], list[str]]:
+def dyn_relay(*flags: str) -> Callable[[int, list[int]], list[str]]:
+    """This project with some flags."""
+
     def command(port: int, workers: list[int]) -> list[str]:
         program = shutil.which("dyn-relay", path=str(Path(sys.executable).parent))
         if program is None:
@@ -59,13 +66,53 @@ def _dyn_relay(*flags: str) -> Callable[[int, list[int]], list[str]]:
     return command
 
 
-def _sglang_router(port: int, workers: list[int]) -> list[str]:
-    python = python_with(ROUTER_REQUIREMENT)
-    command = [python, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--policy", "round_robin", "--log-level", "warn", "--worker-startup-check-interval", "1"]
-    # Its metrics port cannot be turned off; `free_ports` keeps the odd one free.
-    command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(port + 1)]
-    return [*command, "--worker-urls", *_urls(workers)]
+def _router(requirement: str, module: str, *flags: str) -> Callable[[int, list[int]], list[str]]:
+    """The two routers of one descent, which have the same flags."""
+
+    def command(port: int, workers: list[int]) -> list[str]:
+        command = [python_with(requirement), "-m", module, "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--policy", "round_robin", "--log-level", "warn", "--worker-startup-check-interval", "1"]
+        # Their metrics port cannot be turned off; `free_ports` keeps the odd one free.
+        command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(port + 1)]
+        return [*command, *flags, "--worker-urls", *_urls(workers)]
+
+    return command
+
+
+_NGINX_CONF = """\
+worker_processes 1;
+daemon off;
+pid nginx.pid;
+error_log stderr warn;
+events {{ worker_connections 9000; }}
+http {{
+  access_log off;
+  client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi;
+  uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+  client_body_buffer_size 1m; client_max_body_size 64m;
+  keepalive_requests 1000000; keepalive_timeout 600s;
+  upstream workers {{ {servers} keepalive 4096; keepalive_requests 1000000; }}
+  server {{
+    listen 127.0.0.1:{port} backlog=4096;
+    location / {{
+      proxy_pass http://workers; proxy_http_version 1.1; proxy_set_header Connection "";
+      proxy_buffering off; proxy_read_timeout 1800s; proxy_send_timeout 1800s;
+    }}
+  }}
+}}
+"""
+
+
+def _nginx(port: int, workers: list[int]) -> list[str]:
+    program = shutil.which("nginx", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+    if program is None:
+        raise FileNotFoundError("there is no nginx on this machine")
+    folder = Path(tempfile.mkdtemp(prefix="dyn-relay-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder.chmod(0o755)  # its worker process may have another user
+    servers = " ".join(f"server 127.0.0.1:{worker};" for worker in workers)
+    (folder / "nginx.conf").write_text(_NGINX_CONF.format(port=port, servers=servers))
+    return [program, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", "stderr"]
 
 
 def _bare_relay(port: int, workers: list[int]) -> list[str]:
@@ -75,9 +122,21 @@ def _bare_relay(port: int, workers: list[int]) -> list[str]:
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("dyn-relay", "this project, as it is by default", _dyn_relay()),
-        Peer("dyn-relay-off", "this project with `--migration-limit 0`", _dyn_relay("--migration-limit", "0")),
-        Peer(BASELINE, f"{ROUTER_REQUIREMENT} from PyPI, round robin", _sglang_router),
+        Peer("dyn-relay", "this project, as it is by default", dyn_relay()),
+        Peer("dyn-relay-off", "this project with `--migration-limit 0`", dyn_relay("--migration-limit", "0")),
+        Peer("dyn-relay-2", "this project with `--processes 2`", dyn_relay("--processes", "2")),
+        Peer(
+            BASELINE,
+            f"{ROUTER_REQUIREMENT} from PyPI, round robin",
+            _router(ROUTER_REQUIREMENT, "sglang_router.launch_router"),
+        ),
+        Peer(
+            "smg",
+            f"{SMG_REQUIREMENT} from PyPI, round robin",
+            _router(SMG_REQUIREMENT, "smg.launch_router", "--disable-tokenizer-autoload"),
+            required=False,
+        ),
+        Peer("nginx", "one worker process, no buffering, connections kept", _nginx, required=False),
         Peer("relay", "a TCP relay in Rust that reads nothing: the floor", _bare_relay),
     )
 }

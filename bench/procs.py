@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import random
 import signal
 import socket
@@ -22,7 +23,7 @@ BIN = HERE / "bin"
 BODIES = HERE / "bodies"
 LOGS = HERE / "results" / "logs"
 
-#: The proxy has one core to itself; worker and load generator share the other.
+#: The proxy has one core to itself; worker and load generator share the other. In place of a core, None is all of them.
 PROXY_CORE = 0
 LOAD_CORE = 1
 
@@ -41,6 +42,11 @@ def require_build() -> None:
         raise SystemExit(f"run bench/build.sh first (needs cargo): no {', '.join(missing)}")
 
 
+def machine() -> str:
+    """Where a run was made, in words."""
+    return f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What a process and its children have used so far, and hold now."""
@@ -54,16 +60,16 @@ class Cost:
     fds: int
 
 
-def _child_of_mine(core: int) -> Callable[[], None]:
+def _child_of_mine(core: int | None) -> Callable[[], None]:
     def prepare() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        os.sched_setaffinity(0, {core})
+        os.sched_setaffinity(0, range(os.cpu_count() or 1) if core is None else {core})
 
     return prepare
 
 
 @contextmanager
-def running(command: list[str], core: int, name: str) -> Iterator[int]:
+def running(command: list[str], core: int | None, name: str) -> Iterator[int]:
     """Run a command on a core for as long as the block lasts; gives its pid. Its output goes to `results/logs`."""
     LOGS.mkdir(parents=True, exist_ok=True)
     environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")}
@@ -173,6 +179,24 @@ def get(port: int, path: str) -> str:
         return text
 
 
+def metric(port: int, name: str) -> float:
+    """The sum of all samples of a metric of dyn-relay; raises `KeyError` if there is none."""
+    values = []
+    for line in get(port, "/metrics").splitlines():
+        series, _, value = line.rpartition(" ")
+        if series.split("{")[0] == name:
+            values.append(float(value))
+    if not values:
+        raise KeyError(name)
+    return sum(values)
+
+
+def mock_stats(port: int) -> dict[str, int]:
+    """What a mock worker has counted."""
+    counts: dict[str, int] = json.loads(get(port, "/mock_stats"))
+    return counts
+
+
 def wait_until_serving(port: int, seconds: float = 60) -> None:
     """Return once the server at the port answers `/generate`. Raises `TimeoutError`."""
     deadline = time.monotonic() + seconds
@@ -199,10 +223,16 @@ class LoadResult:
     cpu_ms: float
 
 
-def load(port: int, body: str, options: list[str], sample: Callable[[], None] | None = None) -> LoadResult:
+def load(
+    port: int,
+    body: str,
+    options: list[str],
+    sample: Callable[[], None] | None = None,
+    core: int | None = LOAD_CORE,
+) -> LoadResult:
     """Run the load generator to its end, calling `sample` twice a second. Raises `RuntimeError` if it breaks down."""
     command = [str(BIN / "loadgen"), "--port", str(port), "--body", str(BODIES / f"{body}.json"), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=_child_of_mine(LOAD_CORE))
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=_child_of_mine(core))
     assert process.stdout is not None
     while True:
         pid, _status, usage = os.wait4(process.pid, os.WNOHANG)

@@ -1,17 +1,18 @@
 """Measure proxies against each other: `python bench/run.py --peers dyn-relay,sglang-router --workloads A,B --reps 3`.
 
 The proxy runs on core 0, mock worker and load generator on core 1. In each repetition all peers take their turn, so
-that noise meets them alike; ratios are taken within a repetition. Every token of every answer is checked.
+that noise meets them alike; ratios are taken within a repetition. Every token of every answer is checked. With
+`--unpinned` each may use both cores: what two processes of a proxy are good for, though the load shares the cores then.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,16 +23,43 @@ from report import Sample, report
 from workloads import Workload, select
 
 
-def measure(peer: Peer, workload: Workload, rep: int) -> Sample:
+def why_absent(peer: Peer) -> str | None:
+    """Why a peer cannot be measured here: it is not there, or does not serve. None: it can."""
+    worker_port, port = procs.free_ports(2)
+    try:
+        command = peer.command(port, [worker_port])
+        with (
+            procs.running(procs.worker_command(worker_port, []), LOAD_CORE, f"{peer.name}-worker"),
+            procs.running(command, PROXY_CORE, peer.name),
+        ):
+            procs.wait_until_serving(port, 30)
+    except (OSError, subprocess.CalledProcessError) as exc:
+        return " ".join(str(exc).split())
+    return None
+
+
+def present(names: list[str]) -> Iterator[Peer]:
+    """The peers of these names; one that we can do without and that is not here is skipped with a line."""
+    for name in names:
+        peer = PEERS[name]
+        reason = None if peer.required else why_absent(peer)
+        if reason is None:
+            yield peer
+        else:
+            print(f"{name} is skipped: {reason}", file=sys.stderr, flush=True)
+
+
+def measure(peer: Peer, workload: Workload, rep: int, pinned: bool = True) -> Sample:
     """One repetition, with a new worker and a new proxy."""
     worker_port, port = procs.free_ports(2)
     name = f"{workload.name}-{peer.name}"
+    proxy_core, load_core = (PROXY_CORE, LOAD_CORE) if pinned else (None, None)
     with (
-        procs.running(procs.worker_command(worker_port, list(workload.worker)), LOAD_CORE, f"{name}-worker") as worker,
-        procs.running(peer.command(port, [worker_port]), PROXY_CORE, name) as proxy,
+        procs.running(procs.worker_command(worker_port, list(workload.worker)), load_core, f"{name}-worker") as worker,
+        procs.running(peer.command(port, [worker_port]), proxy_core, name) as proxy,
     ):
         procs.wait_until_serving(port)
-        procs.load(port, *workload.warm)
+        procs.load(port, *workload.warm, core=load_core)
         idle = cost(proxy)
         peak = idle
 
@@ -42,7 +70,7 @@ def measure(peer: Peer, workload: Workload, rep: int) -> Sample:
         begin, worker_begin = cost(proxy), cost(worker)
         busy_begin = core_busy_ms(PROXY_CORE) + core_busy_ms(LOAD_CORE)
         started = time.monotonic()
-        result = procs.load(port, workload.body, workload.load, sample)
+        result = procs.load(port, workload.body, workload.load, sample, load_core)
         seconds = time.monotonic() - started
         busy = core_busy_ms(PROXY_CORE) + core_busy_ms(LOAD_CORE) - busy_begin
         end, worker_end = cost(proxy), cost(worker)
@@ -101,31 +129,33 @@ def line(sample: Sample) -> str:
 def main() -> None:
     """Measure, print the tables, write all samples as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers", default="dyn-relay,sglang-router,relay", help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--workloads", default="A,B,B-paced,C,C-paced,D", help="see workloads.py; `B+` is all of B")
+    parser.add_argument("--peers", default="dyn-relay,sglang-router,relay", help=f"all, or of {', '.join(PEERS)}")
+    parser.add_argument("--workloads", default="A,B,B-paced,C,C-paced,D", help="of workloads.py; `B+` is all of B; all")
     parser.add_argument("--reps", type=int, default=3)
     parser.add_argument("--json", type=Path, help="where the samples go (default: results/TIME.json)")
+    parser.add_argument("--unpinned", action="store_true", help="proxy, worker and load on whichever core is free")
     options = parser.parse_args()
-    unknown = set(options.peers.split(",")) - PEERS.keys()
+    names = list(PEERS) if options.peers == "all" else options.peers.split(",")
+    unknown = set(names) - PEERS.keys()
     if unknown:
         parser.error(f"no peer {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
-    peers = [PEERS[name] for name in options.peers.split(",")]
     workloads = select(options.workloads)
     procs.require_build()
     now = datetime.now(UTC)
     path = options.json or procs.HERE / "results" / f"{now:%Y%m%d-%H%M%S}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    title = f"{now:%Y-%m-%d %H:%M} UTC, {procs.machine()}{'; all cores for all' if options.unpinned else ''}"
+    title += f"; medians of {options.reps} (lowest-highest), **x** to {BASELINE}"
 
     samples: list[Sample] = []
+    peers = list(present(names))
     for workload in workloads:
         for rep in range(options.reps):
             for peer in peers:
-                samples.append(measure(peer, workload, rep))
+                samples.append(measure(peer, workload, rep, not options.unpinned))
                 print(line(samples[-1]), file=sys.stderr, flush=True)
-    machine = f"{os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
-    title = f"{now:%Y-%m-%d %H:%M} UTC, {machine}; medians of {options.reps} (lowest-highest), **x** to {BASELINE}"
+                path.write_text(json.dumps({"title": title, "samples": samples}, indent=1))
     print(f"{title}\n\n{report(samples)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"title": title, "samples": samples}, indent=1))
     print(f"samples: {path}", file=sys.stderr)
     if any(sample["load"]["errors"] for sample in samples):
         raise SystemExit("some answers were wrong or missing")

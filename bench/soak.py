@@ -21,18 +21,6 @@ SETTLE_SECS = 30  # pooled connections and probes are gone by then
 GAUGES = ("dyn_relay_requests_in_flight", "dyn_relay_attempts_in_flight")
 
 
-def metric(text: str, name: str) -> float:
-    """The sum of all samples of a metric in a Prometheus text; raises `KeyError` if there is none."""
-    values = []
-    for line in text.splitlines():
-        series, _, value = line.rpartition(" ")
-        if series.split("{")[0] == name:
-            values.append(float(value))
-    if not values:
-        raise KeyError(name)
-    return sum(values)
-
-
 def soak(options: argparse.Namespace) -> Sample:
     """Run it; gives what was seen."""
     port, *worker_ports = procs.free_ports(options.workers + 1)
@@ -56,14 +44,15 @@ def soak(options: argparse.Namespace) -> Sample:
         load = ["--conns", streams, "--requests", streams, "--ramp-ms", "4000", "--timeout-s", "300"]
         result = procs.load(port, "soak", load, sample)
         after = settled(proxy, port, before)
-        metrics = procs.get(port, "/metrics")
-        stats = [json.loads(procs.get(worker_port, "/mock_stats")) for worker_port in worker_ports]
+        migrations = procs.metric(port, "dyn_relay_migrations_total")
+        gauges = {name: procs.metric(port, name) for name in GAUGES}
+        stats = [procs.mock_stats(worker_port) for worker_port in worker_ports]
     return {
         "load": result.report,
         "cut": sum(stat["cut"] for stat in stats),
         "attempts": sum(stat["requests"] for stat in stats),
-        "migrations": metric(metrics, "dyn_relay_migrations_total"),
-        "gauges": {name: metric(metrics, name) for name in GAUGES},
+        "migrations": migrations,
+        "gauges": gauges,
         "fds": [before.fds, peak.fds, after.fds],
         "rss_mb": [before.rss / 1e6, peak.rss / 1e6, after.rss / 1e6],
         "kb_per_stream": (peak.rss - before.rss) / options.streams / 1000,
@@ -77,7 +66,7 @@ def settled(proxy: int, port: int, before: Cost | None) -> Cost:
     while True:
         time.sleep(1)
         now = cost(proxy)
-        idle = all(metric(procs.get(port, "/metrics"), name) == 0 for name in GAUGES)
+        idle = all(procs.metric(port, name) == 0 for name in GAUGES)
         if (idle and before is None) or (idle and before is not None and now.fds <= before.fds):
             return now
         if time.monotonic() > deadline:

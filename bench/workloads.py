@@ -76,9 +76,9 @@ GROUPS = {
 
 
 def select(text: str) -> list[Workload]:
-    """The rows that a comma-separated list names; `A+` stands for all rows of A. Raises `SystemExit`."""
+    """The rows that a comma-separated list names; `A+` is all rows of A, `all` all of all. Raises `SystemExit`."""
     chosen: list[Workload] = []
-    for name in text.split(","):
+    for name in (",".join(WORKLOADS) if text == "all" else text).split(","):
         names = GROUPS.get(name[:-1], ()) if name.endswith("+") else (name,)
         if not names or not set(names) <= WORKLOADS.keys():
             raise SystemExit(f"no workload {name}; there are {', '.join(WORKLOADS)} and {', '.join(GROUPS)} with a +")
