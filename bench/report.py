@@ -65,6 +65,12 @@ def table(samples: list[Sample], workload: str) -> str:
     return "\n".join(lines)
 
 
+def ratio(samples: list[Sample], workload: str, peer: str, key: str) -> float | None:
+    """The median of a peer's ratios to the baseline; None if the two have no repetition in common."""
+    ratios = list(_ratios(_of(samples, workload, peer), _base(samples, workload), key))
+    return statistics.median(ratios) if ratios else None
+
+
 def _of(samples: list[Sample], workload: str, peer: str) -> list[Sample]:
     return [sample for sample in samples if (sample["workload"], sample["peer"]) == (workload, peer)]
 
