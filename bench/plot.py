@@ -36,10 +36,10 @@ def plot(title: str, samples: list[Sample]) -> str:
     peers = [peer for peer in dict.fromkeys(sample["peer"] for sample in samples) if peer != BASELINE]
     colors = {peer: COLORS[number % len(COLORS)] for number, peer in enumerate(peers)}
     groups = {
-        name: [(peer, found) for peer in peers if (found := ratio(samples, name, peer, "cpu_ms"))]
+        name: [(peer, value) for peer in peers if (value := ratio(samples, name, peer, "cpu_ms"))]
         for name in dict.fromkeys(sample["workload"] for sample in samples)
     }
-    ratios = [found for bars in groups.values() for _, found in bars]
+    ratios = [value for bars in groups.values() for _, value in bars]
     if not ratios:
         raise SystemExit(f"nothing to compare: no samples of {BASELINE} and another peer on the same workload")
     low = math.floor(math.log10(min(*ratios, 0.99)))
@@ -49,12 +49,12 @@ def plot(title: str, samples: list[Sample]) -> str:
         return LEFT + (WIDTH - LEFT - RIGHT) * (math.log10(value) - low) / (high - low)
 
     bars, y = [], float(TOP)
-    for name, found in groups.items():
-        bars.append(text(LEFT - 8, y + BAR * len(found) / 2 + 4, name, 'text-anchor="end" font-weight="bold"'))
-        for peer, value in found:
-            left, right = sorted((at(1), at(value)))
+    for name, group in groups.items():
+        bars.append(text(LEFT - 8, y + BAR * len(group) / 2 + 4, name, 'text-anchor="end" font-weight="bold"'))
+        for peer, size in group:
+            left, right = sorted((at(1), at(size)))
             bars.append(rect(left, y, max(right - left, 1), BAR - 2, colors[peer]))
-            bars.append(text(right + 4, y + BAR - 3, f"{value:.2f}", 'font-size="9"'))
+            bars.append(text(right + 4, y + BAR - 3, f"{size:.2f}", 'font-size="9"'))
             y += BAR
         y += SPACE
     ticks = []
