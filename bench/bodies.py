@@ -27,6 +27,13 @@ def body(prompt_tokens: int, max_new_tokens: int, fields: dict[str, bool], rng: 
     return json.dumps(request | fields, separators=(",", ":")).encode()
 
 
+def write(folder: Path, name: str, prompt_tokens: int, max_new_tokens: int, fields: dict[str, bool]) -> str:
+    """Write a body of lengths that a tool chooses itself; gives its name."""
+    content = body(prompt_tokens, max_new_tokens, fields, random.Random(SEED))
+    (folder / f"{name}.json").write_bytes(content)
+    return name
+
+
 def main() -> None:
     """Write one file a body."""
     folder = Path(sys.argv[1])

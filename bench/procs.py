@@ -173,8 +173,16 @@ def post_generate(port: int) -> bytes:
 
 def get(port: int, path: str) -> str:
     """The text at a path of a local server; raises `OSError`."""
+    return order(port, "GET", path)
+
+
+def order(port: int, method: str, path: str, content: dict[str, str] | None = None) -> str:
+    """The answer to an order to a local server; raises `OSError` (also for one that is refused)."""
+    body = None if content is None else json.dumps(content).encode()
+    headers = {} if content is None else {"content-type": "application/json"}
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", body, headers, method=method)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+    with opener.open(request, timeout=5) as answer:
         text: str = answer.read().decode()
         return text
 

@@ -85,7 +85,7 @@ struct Counts {
     finished: u64,
     cut: u64,
     left: u64,
-    /// Streams that wait for their first token, now and at most so far.
+    /// Streams that wait for their first token, now and at most since somebody last asked.
     waiting: u64,
     waiting_max: u64,
 }
@@ -213,10 +213,15 @@ impl Worker {
             match request.path.split('?').next().unwrap() {
                 "/generate" => self.begin(key, Ask::parse(&body)),
                 "/mock_release" => self.release(),
-                path => match info(path, &self.options, &self.counts, self.held.len()) {
-                    Some(body) => render::json(body.as_bytes(), &mut self.out),
-                    None => render::not_found(&mut self.out),
-                },
+                path => {
+                    match info(path, &self.options, &self.counts, self.held.len()) {
+                        Some(body) => render::json(body.as_bytes(), &mut self.out),
+                        None => render::not_found(&mut self.out),
+                    }
+                    if path == "/mock_stats" {
+                        self.counts.waiting_max = self.counts.waiting;
+                    }
+                }
             }
             if !self.send(key) {
                 return false;
