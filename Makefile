@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test laws pairs sidecars mutants lint live compare compare-pd bench soak proto clean
+.PHONY: demo test laws pairs sidecars mutants lint live compare compare-pd bench bench-full soak proto clean
 
 demo: $(STAMP)
 	$(BIN)/dyn-chaos demo
@@ -50,6 +50,16 @@ compare-pd: $(STAMP)
 bench: $(STAMP)
 	bash bench/build.sh
 	cd bench && ../$(BIN)/python run.py --workloads A,B,B-paced,C,C-paced,D --reps 3
+
+# All that bench/ can tell, into bench/results/ (two hours and a quiet machine). One tool that fails stops no other.
+FULL = "run.py --peers all --workloads all --reps 5 --json results/full.json" \
+	"run.py --peers dyn-relay,dyn-relay-2 --workloads A --reps 5 --unpinned --json results/full-processes.json" \
+	"migration.py --reps 5 --json results/full-migration.json" \
+	"memory.py --json results/full-memory.json" \
+	"plot.py results/full.json results/full.svg"
+bench-full: $(STAMP)
+	bash bench/build.sh
+	@cd bench; failed=0; for tool in $(FULL); do ../$(BIN)/python $$tool || failed=1; done; exit $$failed
 
 soak: $(STAMP)
 	bash bench/build.sh

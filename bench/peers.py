@@ -28,7 +28,7 @@ class Peer:
     name: str
     what: str
     command: Callable[[int, list[int]], list[str]]
-    """(port to listen on, ports of the workers) -> command line; raises `OSError` or `CalledProcessError`."""
+    """(port to listen on, ports of the workers) -> command line. Raises `OSError` if it is not there."""
     required: bool = True
     """False: if it is not here and cannot be installed, the others are measured without it."""
 
@@ -39,12 +39,15 @@ def cache() -> Path:
 
 
 def python_with(requirement: str) -> str:
-    """An interpreter that has the package, made at the first call."""
+    """An interpreter that has the package, made at the first call. Raises `OSError` if it cannot be installed."""
     folder = cache() / requirement
     python = folder / "bin" / "python"
     if not (folder / "complete").exists():
         venv.create(folder, clear=True, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", requirement], check=True)
+        command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", requirement]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            raise OSError(f"{requirement} cannot be installed: {' '.join(done.stderr.splitlines()[-1:])}")
         (folder / "complete").touch()
     return str(python)
 

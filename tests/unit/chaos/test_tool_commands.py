@@ -201,7 +201,7 @@ def test_a_missing_extra_is_named(module: str, without: str, extra: str) -> None
 # bench/, tests/live/, docs/
 
 
-@pytest.mark.parametrize("name", ["run.py", "soak.py"])
+@pytest.mark.parametrize("name", ["run.py", "soak.py", "migration.py", "memory.py"])
 def test_a_benchmark_asks_for_its_build(tmp_path: Path, name: str) -> None:
     for source in (ROOT / "bench").glob("*.py"):
         shutil.copy(source, tmp_path)
