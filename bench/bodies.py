@@ -15,6 +15,7 @@ BODIES: dict[str, tuple[int, int, dict[str, bool]]] = {
     "D": (2048, 8192, {"return_logprob": True}),
     "E": (256, 120, {"stream": True, "return_logprob": True}),
     "soak": (256, 240, {"stream": True, "return_logprob": True}),
+    "warm": (128, 2, {}),
 }
 
 

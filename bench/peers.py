@@ -85,6 +85,7 @@ def _router(requirement: str, module: str, *flags: str) -> Callable[[int, list[i
 _NGINX_CONF = """\
 worker_processes 1;
 daemon off;
+master_process off;
 pid nginx.pid;
 error_log stderr warn;
 events {{ worker_connections 9000; }}

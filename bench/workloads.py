@@ -32,7 +32,7 @@ class Workload:
     def warm(self) -> tuple[str, list[str]]:
         """Body and options of a warming-up run: the workload's own, or for paced ones a short quick one."""
         if self.requests:
-            return "A", ["--conns", "16", "--requests", "400"]
+            return "warm", ["--conns", "16", "--requests", "200"]
         return self.body, ["--conns", str(self.conns), "--secs", str(WARM_SECS)]
 
 
