@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 
-from dyn_relay.direct.gateways import Gateways
+from dyn_relay.direct.gateways import IDLE, Gateways
 from dyn_relay.grpc.status import Code
 from dyn_relay.http11.client import Origin, Pool, Response, fetch
 from dyn_relay.net import ConnectFailed, ConnectionBroken
@@ -31,10 +31,10 @@ class World:
         self.worker, self.gateways, self.pool = worker, gateways, pool
         self.origin = Origin.parse(worker.grpc_url)
 
-    async def ask(self, path: str, body: Any = None, method: str = "", **more: Any) -> Response:
+    async def ask(self, path: str, body: Any = None, method: str = "", timeout: float = 60.0, **more: Any) -> Response:
         data = b"" if body is None else json.dumps(body).encode()
         how = method or ("GET" if body is None else "POST")
-        return await fetch(self.pool, self.origin, how, path, body=data, timeout=60.0, **more)
+        return await fetch(self.pool, self.origin, how, path, body=data, timeout=timeout, **more)
 
 
 @asynccontextmanager
@@ -177,6 +177,55 @@ async def test_one_that_is_forgotten_keeps_its_answers_and_loses_its_gateway(aut
         with trio.fail_after(1):  # an idle connection would be kept for a minute
             await until(lambda: not w.worker._connections)
         assert (await w.ask("/model_info")).status == 200
+        assert w.gateways.open == 1
+
+
+async def test_what_was_dialled_when_it_was_forgotten_ends(autojump_clock):
+    """Served, refused or broken: nobody waits for an answer for ever."""
+    async with world(WorkerOptions(tick=1.0)) as w:
+        assert (await w.ask("/model_info")).status == 200
+        ends: list[str] = []
+
+        async def client() -> None:
+            try:
+                connection = await w.gateways.dial(w.origin)
+            except ConnectFailed:
+                ends.append("refused")
+                return
+            try:
+                await connection.send(b"GET /model_info HTTP/1.1\r\nhost: x\r\n\r\n")
+                while await connection.receive():
+                    pass
+                ends.append("served")
+            except ConnectionBroken:
+                ends.append("broken")
+
+        for ticks in range(12):
+            ends.clear()
+            with trio.fail_after(10):
+                async with trio.open_nursery() as nursery:
+                    for _ in range(50):
+                        nursery.start_soon(client)
+                    for _ in range(ticks):
+                        await trio.lowlevel.checkpoint()
+                    w.gateways.forget(w.origin)
+            assert len(ends) == 50
+
+
+async def test_one_that_nobody_asks_any_more_is_closed(autojump_clock):
+    async with world(WorkerOptions(tick=1.0)) as w:
+        assert (await w.ask("/model_info")).status == 200
+        await trio.sleep(0.9 * IDLE)
+        assert w.gateways.open == 1
+        await trio.sleep(2 * IDLE)
+        assert w.gateways.open == 0
+        assert (await w.ask("/model_info")).status == 200
+
+
+async def test_one_that_is_at_work_for_long_is_not(autojump_clock):
+    async with world(WorkerOptions(tick=100.0)) as w, trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: w.ask("/generate", IDS, timeout=3 * IDLE))
+        await trio.sleep(1.9 * IDLE)
         assert w.gateways.open == 1
 
 

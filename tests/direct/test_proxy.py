@@ -10,7 +10,9 @@ import trio
 
 from dyn_relay.app import Misplaced
 from dyn_relay.config import Config, ConfigError
+from dyn_relay.direct.gateways import IDLE
 from dyn_relay.fleet.worker import State
+from dyn_relay.grpc.messages import MAX_MESSAGE
 from dyn_relay.grpc.stream import Stream
 from dyn_relay.http11.origin import Origin
 from dyn_testkit import faults
@@ -118,6 +120,54 @@ async def test_an_engine_that_leaves_has_no_gateway_any_more(autojump_clock):
         assert gateways.open == 2
         assert (await w.ask(None, "/workers/w1", method="DELETE")).status == 202
         assert gateways.open == 1
+
+
+async def test_an_engine_that_is_told_something_after_it_has_left_has_none_either(autojump_clock):
+    """Its last client goes away: the abort makes a gateway once more."""
+    async with direct(options=WorkerOptions(tick=1.0)) as w:
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(w.ask, body(number))
+            await trio.sleep(3.5)
+            await w.ask(None, "/workers/w1", method="DELETE")
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        await until(lambda: bool(w.workers[0].aborts))
+        await trio.sleep(3 * IDLE)
+        assert w.app._gateways.open == len(w.app.fleet.workers) == 1
+
+
+async def test_a_text_that_grpc_cannot_carry_is_the_clients_fault(autojump_clock):
+    """Not the engines', which have seen nothing of it."""
+    async with direct(options=WorkerOptions(skip_tokenizer_init=False)) as w:
+        sampling = {"max_new_tokens": 5, "temperature": 0.0, "ignore_eos": True}
+        answer = await w.ask({"text": "x" * (MAX_MESSAGE + 10), "sampling_params": sampling})
+        assert answer.status == 400
+        assert b"body: the request has" in answer.body
+        await w.quiet()
+        assert [worker.state for worker in w.app.fleet.workers] == [State.READY] * 2
+        [row] = w.rows
+        assert len(row["attempts"]) == 1
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["sse", "unary"])
+async def test_an_abort_reaches_what_went_over_http(autojump_clock, stream):
+    async with direct(options=WorkerOptions(tick=1.0), plans=[None], http_fallback=True) as w:
+        asked = body(stream=stream) | {"extra_key": "adapter:v1"}
+        asked["sampling_params"]["max_new_tokens"] = 300
+        answers = []
+
+        async def ask() -> None:
+            answers.append(await w.ask(asked))
+
+        with trio.fail_after(12):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await trio.sleep(10)
+                await w.ask({"rid": asked["rid"]}, "/abort_request")
+        value = answers[0].values()[-1] if stream else answers[0].json()
+        assert value["meta_info"]["finish_reason"]["type"] == "abort"
+        assert value["meta_info"]["completion_tokens"] >= 9
 
 
 async def test_an_abort_reaches_the_engine(autojump_clock):

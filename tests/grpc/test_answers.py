@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from dyn_relay.grpc import methods
 from dyn_relay.grpc import sglang_pb2 as pb
-from dyn_relay.grpc.status import CallFailed, Code, Lost, Refused
+from dyn_relay.grpc.status import CallFailed, Code, Lost, Refused, TooLarge
 from dyn_testkit.simnet import Fragmentation, Link
 from tests.grpc.hand import HEAD, OK, Hand, Outcome, World, message, numbers, world
 
@@ -298,8 +298,8 @@ async def test_one_of_just_the_limit_is_taken(autojump_clock: MockClock) -> None
 
 async def test_a_request_over_the_limit_is_not_sent(autojump_clock: MockClock) -> None:
     async with world(max_message=1000) as w:
-        refused = await w.start("x" * 998).fails(Refused)
-        assert refused.message == "the request has 1001 bytes; at most 1000 are sent"
+        refused = await w.start("x" * 998).fails(TooLarge)
+        assert str(refused) == "the request has 1001 bytes; gRPC carries at most 1000"
         assert not w.network.dials
         outcome = w.start("x" * 997)
         hand = await w.accept()

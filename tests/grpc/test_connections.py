@@ -7,6 +7,7 @@ import trio
 from h2 import events
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from dyn_relay.grpc.channels import Newer
 from dyn_relay.grpc.status import Lost
 from dyn_relay.net import ConnectFailed
 from dyn_testkit.simnet import Link
@@ -38,6 +39,23 @@ async def test_a_connection_is_used_again(autojump_clock: MockClock) -> None:
             assert (await outcome.wait()).numbers == [expected, 100]
             assert outcome.failure is None
         assert len(w.network.dials) == 1
+
+
+async def test_a_call_made_from_what_an_older_connection_has_told_is_not_sent(autojump_clock: MockClock) -> None:
+    """Over the next one there may be another process."""
+    async with world(streams_per_connection=1) as w:
+        assert w.channels.made == 0
+        first = w.start()
+        await (await w.accept()).request()
+        assert w.channels.made == 1
+        refused = w.start(known=1)
+        hand = await w.accept()
+        await refused.fails(Newer)
+        assert w.channels.made == 2
+        with trio.move_on_after(1) as patience:
+            await hand.request()
+        assert patience.cancelled_caught, "nothing was sent"
+        assert not first.over.is_set()
 
 
 async def test_few_calls_share_one(autojump_clock: MockClock) -> None:

@@ -108,6 +108,12 @@ def finished(message: pb.GenerateResponse) -> bool:
     return message.meta_info.get("finish_reason", "null") != "null"
 
 
+def told_as_deltas(message: pb.GenerateResponse) -> bool:
+    """It has fewer ids than the answer has tokens so far, or does not say: the others were told before."""
+    total = message.meta_info.get("completion_tokens", "")
+    return not total.isdecimal() or len(message.output_ids) < int(total)
+
+
 def render(message: pb.GenerateResponse, prompt_ids: Raw | None, seconds: float) -> bytes:
     """The JSON of a message. `prompt_ids`: if each event is to say them. `seconds`: since the request came.
 

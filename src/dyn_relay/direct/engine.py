@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 
 import msgspec
+import structlog
 import trio
 
 from dyn_relay.grpc import methods
@@ -15,12 +16,16 @@ from dyn_relay.grpc.metadata import Metadata
 from dyn_relay.grpc.status import CallFailed
 from dyn_relay.net import ConnectFailed
 
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger("direct")
+
 #: Seconds for a call that an engine answers from memory.
 QUICK = 30.0
 #: Seconds in which a token must come from an engine that is well (SGLANG_HEALTH_CHECK_TIMEOUT of SGLang 0.5.23).
 HEALTH_TIMEOUT = 20.0
 #: SGLang 0.5.23 tells no version over gRPC. This service, with text beside ids, is that of this release and later ones.
 SPOKEN = "0.5.23"
+#: Tokens an event below which a cumulative engine's unary answers cost more than they should.
+SPARSE = 32
 #: A prefill or decode engine takes a request that meets nobody if it is to meet there (disaggregation/utils.py).
 _NOBODY = pb.DisaggregatedParams(bootstrap_host="2.2.2.2")
 
@@ -45,6 +50,8 @@ _loads = msgspec.json.Decoder(list[_Load])
 class Facts:
     """What an engine has said of itself in its server info."""
 
+    #: As many connections were made to it then: over a later one there may be another process.
+    known: int
     #: Streams are incremental rather than cumulative.
     incremental: bool
     #: It takes texts.
@@ -63,6 +70,7 @@ class Engine:
     def __init__(self, channels: Channels) -> None:
         self.channels = channels
         self._facts: Facts | None = None
+        self._asking = trio.Lock()
         #: Messages of generations that have come, of all requests.
         self._heard = 0
         self._hearing = trio.lowlevel.ParkingLot()
@@ -74,12 +82,20 @@ class Engine:
 
     async def server_info(self, metadata: Metadata = ()) -> dict[str, object]:
         """What it says of itself. Raises `ConnectFailed`, `CallFailed`, `ValueError`."""
+        known = self.channels.made
         said = await self.channels.unary(
             methods.GET_SERVER_INFO, pb.GetServerInfoRequest(), timeout=QUICK, metadata=metadata
         )
         info = {"version": SPOKEN} | _object.decode(said.json_info)
+        interval = info.get("stream_interval")
+        dense = info.get("incremental_streaming_output") is not True
+        dense = dense and not (isinstance(interval, int) and interval >= SPARSE)
+        if dense and (self._facts is None or self._facts.incremental):
+            advice = "start it with --incremental-streaming-output, or a long --stream-interval"
+            log.warning("each token of this engine brings all of its answer so far", advice=advice)
         features, port = info.get("grpc_features"), info.get("port")
         self._facts = Facts(
+            known=known,
             incremental=info.get("incremental_streaming_output") is True,
             tokenizer=info.get("skip_tokenizer_init") is not True,
             paired=info.get("disaggregation_mode") in ("prefill", "decode"),
@@ -89,11 +105,15 @@ class Engine:
         return info
 
     async def facts(self, metadata: Metadata = ()) -> Facts:
-        """What it has said, the last time that anybody asked. Raises as `server_info`."""
-        if self._facts is None:
-            await self.server_info(metadata)
-        assert self._facts is not None
-        return self._facts
+        """What the process says that calls go to now. Raises as `server_info`."""
+        async with self._asking:
+            await self.channels.reach()
+            facts = self._facts
+            if facts is None or facts.known != self.channels.made:
+                await self.server_info(metadata)
+                facts = self._facts
+            assert facts is not None
+            return facts
 
     async def state(self, metadata: Metadata = ()) -> pb.EngineStateSnapshot:
         """Whether it calls itself well, and paused. Raises `ConnectFailed`, `CallFailed`."""

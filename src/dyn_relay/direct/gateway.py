@@ -14,8 +14,9 @@ from dyn_relay.direct.generate import Broken, Generation
 from dyn_relay.direct.numbers import CannotCarry
 from dyn_relay.direct.request import translate
 from dyn_relay.direct.tunnel import Tunnel
+from dyn_relay.grpc.channels import Newer
 from dyn_relay.grpc.metadata import Metadata, sendable
-from dyn_relay.grpc.status import CallFailed
+from dyn_relay.grpc.status import CallFailed, TooLarge
 from dyn_relay.http11.errors import BadResponse, error_body
 from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.net import ConnectFailed, ConnectionBroken
@@ -23,6 +24,8 @@ from dyn_relay.net import ConnectFailed, ConnectionBroken
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("direct")
 
 GENERATE = "/generate"
+#: Told to both servers of an engine: each knows by name only what has come through it.
+ABORT = "/abort_request"
 _GENERATE_METHODS = ("POST", "PUT")
 #: Headers of a request that are told to the engine beside it.
 _TOLD = (b"authorization", b"x-request-id")
@@ -72,8 +75,8 @@ class Gateway:
         try:
             try:
                 await self._route(served, request, path)
-            except CannotCarry as exc:
-                await self._otherwise(served, request, 400, str(exc))
+            except (CannotCarry, TooLarge) as exc:
+                await self._otherwise(served, request, 400, f"body: {exc}" if isinstance(exc, TooLarge) else str(exc))
         except (ConnectFailed, CallFailed) as exc:
             if served.started or meaning(exc) in (Meaning.DEATH, Meaning.ABORTED):
                 raise Broken(str(exc)) from exc
@@ -94,6 +97,8 @@ class Gateway:
             await self._generate(served, request, metadata)
         else:
             reply = await ROUTES[path][1](Control(self.engine, request, metadata))
+            if path == ABORT and self._tunnel is not None:
+                await self._tunnel.tell(request, (await self.engine.facts()).http_port)
             await served.respond(reply.status, list(reply.headers), reply.body)
 
     async def _generate(self, served: ServerConnection, request: Request, metadata: Metadata) -> None:
@@ -102,9 +107,14 @@ class Gateway:
         except (msgspec.MsgspecError, RecursionError) as exc:
             await served.respond(400, JSON, error_body(400, f"body: {exc}"))
             return
-        tokenizer = (await self.engine.facts(metadata)).tokenizer
-        asked = translate(body, request.headers, tokenizer=tokenizer)
-        await Generation(self.engine, asked, metadata, served).run()
+        while True:
+            facts = await self.engine.facts(metadata)
+            asked = translate(body, request.headers, tokenizer=facts.tokenizer)
+            try:
+                await Generation(self.engine, facts, asked, metadata, served).run()
+                return
+            except Newer:
+                continue  # perhaps another process, which is to be asked otherwise
 
     async def _otherwise(self, served: ServerConnection, request: Request, status: int, why: str) -> None:
         """What gRPC cannot carry goes over HTTP if that may be, and else nowhere."""

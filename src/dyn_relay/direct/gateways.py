@@ -13,11 +13,13 @@ from dyn_relay.direct.pipe import Pipe, pipe
 from dyn_relay.direct.tunnel import Tunnel
 from dyn_relay.grpc.channels import Channels, open_channels
 from dyn_relay.http11.client import Origin, Pool
-from dyn_relay.http11.server import Limits, serve
+from dyn_relay.http11.server import Limits, Request, ServerConnection, serve
 from dyn_relay.net import ConnectFailed, Connection, Network
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("direct")
 
+#: Seconds without a request after which a gateway is closed; the next dial makes another.
+IDLE = 300.0
 #: What is dialled here is closed by whoever has dialled it, or by the answer.
 _LIMITS = Limits(max_head=1 << 20, max_body=1 << 40, idle_timeout=3600.0, body_idle_timeout=3600.0)
 
@@ -42,6 +44,13 @@ class _Door:
         return await self._arrived.receive()
 
     def close(self) -> None:
+        """What was dialled and is not served yet ends."""
+        while True:
+            try:
+                connection = self._arrived.receive_nowait()
+            except (trio.WouldBlock, trio.ClosedResourceError):
+                break
+            connection.abort()
         self._arrived.close()
 
 
@@ -50,6 +59,9 @@ class _Place:
 
     def __init__(self, name: str) -> None:
         self.door = _Door(name)
+        #: Requests that are being served, and when the newest was dialled.
+        self.live = 0
+        self.dialled = trio.current_time()
         self.leaving = trio.Event()
         self.opened = trio.Event()
         self.channels: Channels
@@ -99,6 +111,7 @@ class Gateways:
         if place is None:
             place = self._places[origin] = _Place(str(origin))
             self._nursery.start_soon(self._keep, origin, place)
+        place.dialled = trio.current_time()
         await place.opened.wait()
         await place.channels.reach()
         return place.door.dial()
@@ -121,6 +134,7 @@ class Gateways:
         except Exception as exc:
             log.error("a gateway has ended because of a defect of the proxy", engine=str(origin), exc_info=exc)
         finally:
+            place.door.close()
             if self._places.get(origin) is place:
                 del self._places[origin]
 
@@ -136,7 +150,27 @@ class Gateways:
             place.opened.set()
             tunnel = Tunnel(self._network, self._http, self._http_at or origin.host) if self._http is not None else None
             gateway = Gateway(Engine(channels), str(origin), tunnel)
-            await serve(place.door, gateway, _LIMITS, draining=place.leaving, on_error=_report)
+
+            async def answer(served: ServerConnection, request: Request) -> None:
+                place.live += 1
+                try:
+                    await gateway(served, request)
+                finally:
+                    place.live -= 1
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._leave_idle, origin, place)
+                await serve(place.door, answer, _LIMITS, draining=place.leaving, on_error=_report)
+                nursery.cancel_scope.cancel()
+
+    async def _leave_idle(self, origin: Origin, place: _Place) -> None:
+        """Nobody asks it any more: one that has left may be told something afterwards, which makes a gateway again."""
+        while True:
+            await trio.sleep(IDLE)
+            if not place.live and trio.current_time() >= place.dialled + IDLE:
+                break
+        if self._places.get(origin) is place:
+            self.forget(origin)
 
     def _context(self) -> ssl.SSLContext:
         # A context of each engine's own: its ALPN is set.

@@ -8,7 +8,7 @@ import msgspec
 import trio
 from msgspec import Raw
 
-from dyn_relay.direct.answer import NotAnAnswer, aborted, finished, render
+from dyn_relay.direct.answer import NotAnAnswer, aborted, finished, render, told_as_deltas
 from dyn_relay.direct.engine import QUICK, Engine, Facts
 from dyn_relay.direct.errors import JSON, Answer, Meaning, abandoned, answer, internal, meaning
 from dyn_relay.direct.numbers import CannotCarry
@@ -34,8 +34,12 @@ class Broken(Exception):
 class Generation:
     """One request. `run` answers it; leaving it early cancels the call at the engine."""
 
-    def __init__(self, engine: Engine, asked: Asked, metadata: Metadata, served: ServerConnection) -> None:
+    def __init__(
+        self, engine: Engine, facts: Facts, asked: Asked, metadata: Metadata, served: ServerConnection
+    ) -> None:
+        """`facts`: those that the request was written by."""
         self._engine = engine
+        self._facts = facts
         self._asked = asked
         self._metadata = metadata
         self._served = served
@@ -49,11 +53,11 @@ class Generation:
         self._whole = Whole()
 
     async def run(self) -> None:
-        """Answer. Raises `CannotCarry` before anything was sent, `Broken`, `ConnectionBroken`."""
+        """Answer. Raises `CannotCarry` and `Newer` before anything was sent, `Broken`, `ConnectionBroken`."""
         asked = self._asked
         try:
             for name in asked.media:
-                if MEDIA[name] not in (await self._facts()).features:
+                if MEDIA[name] not in self._facts.features:
                     raise CannotCarry(name, f"the engine does not say that it hears of {MEDIA[name]} over gRPC")
             await self._tokenize()
             if asked.prompt_ids:
@@ -64,15 +68,12 @@ class Generation:
         except (NotAnAnswer, msgspec.MsgspecError) as exc:
             raise Broken(str(exc)) from exc
 
-    async def _facts(self) -> Facts:
-        return await self._engine.facts(self._metadata)
-
     async def _tokenize(self) -> None:
         """Make ids of a text: only an answer to ids tells its own ids (SGLang 0.5.23, `TextGenerate`)."""
         text, rid = self._asked.text, self._asked.message.rid
         if text is None:
             return
-        if not (await self._facts()).tokenizer:
+        if not self._facts.tokenizer:
             # Only to hear in its own words that it takes no texts.
             refused = pb.TextGenerateRequest(text=text, rid=rid)
             await self._engine.channels.unary(methods.TEXT_GENERATE, refused, timeout=QUICK, metadata=self._metadata)
@@ -115,8 +116,6 @@ class Generation:
 
     async def _stream(self) -> None:
         interval = self._asked.interval
-        # What an event of deltas leaves out no later one tells.
-        sparse = interval > 1 and not (await self._facts()).incremental
         over = False
         async with self._call(stream=True) as call:
             async for message in call:
@@ -124,7 +123,8 @@ class Generation:
                 if not message.meta_info:
                     continue  # SGLang 0.5.23 ends a stream with it that has had no finish
                 self._last, over = message, finished(message)
-                if sparse and not over and self._told and len(message.output_ids) < self._told + interval:
+                early = not over and self._told and len(message.output_ids) < self._told + interval
+                if early and not told_as_deltas(message):  # what those leave out no later one tells
                     continue
                 self._told = len(message.output_ids)
                 await self._event(b"data: " + self._render(message) + b"\n\n")
@@ -134,7 +134,8 @@ class Generation:
 
     def _call(self, *, stream: bool) -> AbstractAsyncContextManager[Call[pb.GenerateResponse]]:
         self._asked.message.stream = stream
-        return self._engine.channels.call(methods.GENERATE, self._asked.message, metadata=self._metadata)
+        known = self._facts.known
+        return self._engine.channels.call(methods.GENERATE, self._asked.message, metadata=self._metadata, known=known)
 
     def _render(self, message: pb.GenerateResponse) -> bytes:
         return render(message, self._prompt_ids, trio.current_time() - self._began)
@@ -165,12 +166,9 @@ class Generation:
 
     async def _aborted(self) -> None:
         """Somebody has aborted it: over gRPC no message says so."""
-        asked, deltas, last = self._asked.message, False, self._last if self._streams else self._whole.message
-        if self._last is not None:
-            try:
-                deltas = (await self._facts()).incremental
-            except (ConnectFailed, CallFailed) as exc:
-                raise Broken(str(exc)) from exc
+        asked, last = self._asked.message, self._last if self._streams else self._whole.message
+        # The first message of all may be either: then the engine's own word counts.
+        deltas = self._last is not None and (told_as_deltas(self._last) or self._facts.incremental)
         end = aborted(last, asked.rid, self._prompt_ids, incremental=deltas, logprobs=asked.return_logprob)
         if self._streams:
             await self._event(b"data: " + end + b"\n\n" + _DONE, last=True)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from dyn_relay.http11.client import Origin, Pool
+import structlog
+import trio
+
+from dyn_relay.http11.client import BadResponse, Origin, Pool, fetch
 from dyn_relay.http11.forward import forward
 from dyn_relay.http11.server import Request, ServerConnection
-from dyn_relay.net import Network
+from dyn_relay.net import ConnectFailed, ConnectionBroken, Network
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger("direct")
+
+#: Seconds that an order may take.
+ORDER = 5.0
 
 
 class Tunnel:
@@ -21,6 +29,18 @@ class Tunnel:
         if isinstance(self._at, Origin):
             return self._at
         return None if port is None else Origin(self._at, port)
+
+    async def tell(self, order: Request, port: int | None) -> None:
+        """Hand on an order of which the answer does not matter; where nobody hears it there is nobody to obey."""
+        origin = self.end(port)
+        if origin is None:
+            return
+        try:
+            await fetch(
+                self._pool, origin, order.method, order.path, headers=order.headers, body=order.body, timeout=ORDER
+            )
+        except (ConnectFailed, ConnectionBroken, BadResponse, trio.TooSlowError) as exc:
+            log.debug("not told over HTTP", origin=str(origin), path=order.path, error=str(exc))
 
     async def take(self, served: ServerConnection, request: Request, origin: Origin) -> None:
         """Answer `request` with what the server at its end says; an answer that breaks off does so here, too.

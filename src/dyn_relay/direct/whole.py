@@ -58,7 +58,7 @@ class Whole:
                 self._add_rows(name, message.meta_info[name], count)
 
     def _add_rows(self, name: str, text: str, count: int) -> None:
-        """Rows may be deltas or all of them, whatever the ids are."""
+        """Of deltas of ids the rows may be deltas, or all of them."""
         try:
             rows = _list.decode(text)
         except msgspec.MsgspecError:  # NaN is no JSON, and null no list

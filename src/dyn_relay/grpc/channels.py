@@ -20,7 +20,7 @@ from dyn_relay.grpc.stream import Stream
 from dyn_relay.grpc.transport import Transport
 from dyn_relay.net import ConnectFailed, Network
 
-__all__ = ["Call", "Channels", "KeepAlive", "open_channels"]
+__all__ = ["Call", "Channels", "KeepAlive", "Newer", "open_channels"]
 
 
 class Call(Generic[R]):
@@ -89,6 +89,10 @@ class Call(Generic[R]):
         self._transport.cancel(self._stream)
 
 
+class Newer(Exception):
+    """The call was not sent: the connection that it would go over is younger than what its request was made from."""
+
+
 class Channels:
     """The connections to one server. Made by `open_channels`."""
 
@@ -100,6 +104,9 @@ class Channels:
         #: Oldest first: calls gather on the old ones, so that the young ones can go.
         self._transports: list[Transport] = []
         self._closed = False
+        #: How many connections there ever were. What is known of the server holds while this stays: the next one may
+        #: lead to another process.
+        self.made = 0
 
     def close(self) -> None:
         """No new connections: who still waits for one gets `ConnectFailed`."""
@@ -107,13 +114,20 @@ class Channels:
 
     @asynccontextmanager
     async def call(
-        self, method: Method[Q, R], request: Q, *, timeout: float | None = None, metadata: Metadata = ()
+        self,
+        method: Method[Q, R],
+        request: Q,
+        *,
+        timeout: float | None = None,
+        metadata: Metadata = (),
+        known: int | None = None,
     ) -> AsyncIterator[Call[R]]:
         """Send a request; leaving the block before the end of the answer cancels the call at the server.
 
         `timeout`: seconds for everything from the dial to the end, told to the server; none if None.
-        Raises `ConnectFailed`, `Refused(DEADLINE_EXCEEDED)`, `Refused(RESOURCE_EXHAUSTED)` for a request that is too
-        large, `Lost`, and `ValueError` for metadata that cannot be sent.
+        `known`: as many connections were `made` when the request was written.
+        Raises `Newer` if it would go over a younger one, `ConnectFailed`, `Refused(DEADLINE_EXCEEDED)`,
+        `TooLarge`, `Lost`, and `ValueError` for metadata that cannot be sent.
         """
         body = framed(request.SerializeToString(), self._options.max_message)
         deadline = math.inf if timeout is None else trio.current_time() + timeout
@@ -125,6 +139,8 @@ class Channels:
         try:
             with trio.move_on_at(deadline) as scope:
                 transport = await self._claim()
+                if known is not None and transport.number > known:
+                    raise Newer
                 stream = await transport.open(fields, body)
             if transport is None or stream is None:
                 assert scope.cancelled_caught
@@ -169,6 +185,8 @@ class Channels:
             except BaseException:
                 transport.release()
                 raise
+            if not transport.number:
+                self.made = transport.number = self.made + 1
             if transport.claims <= transport.capacity:
                 return transport
             # It holds fewer than was thought, or has gone since it was chosen.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from dyn_relay.grpc.status import Code, Lost, Refused
+from dyn_relay.grpc.status import Lost, TooLarge
 
 #: What SGLang's server takes and sends at most (its own limit since 0.5.21; gRPC's usual one is 4 MiB).
 MAX_MESSAGE = 64 * 1024 * 1024
@@ -13,9 +13,9 @@ _PREFIX = struct.Struct(">BI")
 
 
 def framed(message: bytes, limit: int = MAX_MESSAGE) -> bytes:
-    """A message as it is sent. Raises `Refused(RESOURCE_EXHAUSTED)` if it has more than `limit` bytes."""
+    """A message as it is sent. Raises `TooLarge` if it has more than `limit` bytes."""
     if len(message) > limit:
-        raise Refused(Code.RESOURCE_EXHAUSTED, f"the request has {len(message)} bytes; at most {limit} are sent")
+        raise TooLarge(f"the request has {len(message)} bytes; gRPC carries at most {limit}")
     return _PREFIX.pack(0, len(message)) + message
 
 

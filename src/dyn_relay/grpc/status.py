@@ -41,6 +41,10 @@ class Refused(CallFailed):
         self.message = message
 
 
+class TooLarge(ValueError):
+    """A request that cannot be sent, to no server: nothing was."""
+
+
 class Lost(CallFailed):
     """The call has no status: its connection broke or went away, its stream was reset, or its bytes made no sense."""
 

@@ -38,6 +38,8 @@ class Transport:
 
     def __init__(self, options: Options) -> None:
         self._options = options
+        #: Of all that were ever open to this server, from 1; 0 before.
+        self.number = 0
         self._h2 = new_client()
         self._frames = FrameSplitter()
         self._scope = trio.CancelScope()

@@ -77,12 +77,30 @@ class Splitter:
         ):
             self._first = False
             return [(data, data[6:-2])]
-        return self._split(data) if self._buffer or b"\r" in data else self._single_lines(data)
+        if b"\r" in data:
+            return self._split(data)
+        return self._rest(data) if self._buffer else self._single_lines(data, [], 0)
 
-    def _single_lines(self, data: bytes) -> list[tuple[bytes, bytes]]:
+    def _rest(self, data: bytes) -> list[tuple[bytes, bytes]]:
+        """The rest of an event that has begun with a part of its data line, as most reads' last one has; and others."""
+        buffer, line_end = self._buffer, data.find(b"\n")
+        usual = data.startswith(b"\n", line_end + 1) and buffer.startswith(b"data: ")
+        if line_end < 0 or not usual or b"\n" in buffer or b"\r" in buffer:
+            return self._split(data)
+        end = line_end + 2
+        size = len(buffer) + end
+        if size > self._max_event:
+            raise self._too_large()
+        with memoryview(buffer) as begun, memoryview(data) as view:
+            whole = b"".join((begun, view[:end])) if size < LARGE else b""
+            payload = whole[6:-2] if whole else b"".join((begun[6:], view[:line_end]))
+        buffer.clear()
+        self._first = False
+        return self._single_lines(data, [(whole, payload)], end)
+
+    def _single_lines(self, data: bytes, events: list[tuple[bytes, bytes]], start: int) -> list[tuple[bytes, bytes]]:
         """Events of one data line each, as all engines write them; `_split` takes over at the first other block."""
-        events: list[tuple[bytes, bytes]] = []
-        start, size = 0, len(data)
+        size = len(data)
         while start < size:
             end = data.find(b"\n", start) + 2
             simple = data[start : start + 6] == b"data: " and data[end - 2 : end] == b"\n\n"
