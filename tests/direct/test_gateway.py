@@ -217,6 +217,11 @@ async def test_one_that_nobody_asks_any_more_is_closed(autojump_clock):
         assert (await w.ask("/model_info")).status == 200
         await trio.sleep(0.9 * IDLE)
         assert w.gateways.open == 1
+        place = w.gateways._places[w.origin]
+        for _ in range(5):
+            assert (await w.ask("/model_info")).status == 200
+            await trio.sleep(0.9 * IDLE)
+        assert w.gateways._places[w.origin] is place, "somebody has asked it all the time"
         await trio.sleep(2 * IDLE)
         assert w.gateways.open == 0
         assert (await w.ask("/model_info")).status == 200

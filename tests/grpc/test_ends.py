@@ -383,6 +383,25 @@ async def test_one_that_speaks_all_the_time_is_not_asked(autojump_clock: MockClo
         assert not [event for event in await hand.closed() if isinstance(event, events.PingReceived)]
 
 
+async def test_a_ping_is_not_overdue_for_who_stood_still(mock_clock: MockClock) -> None:
+    """Its answer lies in the socket when the process goes on, long after it was due."""
+    for _ in range(20):
+        async with world() as w:
+            outcome = w.start()
+            hand = await w.accept()
+            stream_id = await hand.request()
+            await wait_all_tasks_blocked()
+            mock_clock.jump(30)
+            pinged = hand.h2.receive_data(await hand.connection.receive())
+            assert [type(event) for event in pinged] == [events.PingReceived]
+            await wait_all_tasks_blocked()
+            assert hand.connection.offer(hand.h2.data_to_send())
+            mock_clock.jump(300)
+            await wait_all_tasks_blocked()
+            await hand.answer(stream_id, 5)
+            assert (await outcome.wait()).numbers == [5]
+
+
 async def test_what_was_on_its_way_before_the_pong_does_not_count(autojump_clock: MockClock) -> None:
     """A server counts pings anew when it sends; what it sent before it got a ping is older than that ping."""
     async with world(Link(latency=9), connect_timeout=100) as w:

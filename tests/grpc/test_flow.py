@@ -8,6 +8,8 @@ from h2 import events
 from h2.settings import SettingCodes
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from dyn_relay.grpc import sglang_pb2 as pb
+from dyn_relay.grpc.channels import Call
 from dyn_relay.grpc.http2 import CONNECTION_WINDOW, STREAM_WINDOW
 from dyn_relay.grpc.status import Code, Lost, Refused
 from dyn_testkit.simnet import Link
@@ -204,6 +206,28 @@ async def test_half_a_message_is_not_waited_for_for_ever(autojump_clock: MockClo
         with pytest.raises(Lost, match="half a message, and no more of it for 60 s"):
             await anext(call)
         assert 60 <= trio.current_time() - began <= 120
+
+
+async def test_who_stood_still_blames_nobody(mock_clock: MockClock) -> None:
+    """The rest of the message lies in the socket when the process goes on, and the deadline has passed long ago."""
+    for _ in range(20):
+        async with world() as w, w.opened() as (call, hand):
+            stream_id = await hand.request()
+            await hand.head(stream_id)
+            whole = message(5, FILLED)
+            await hand.data(stream_id, whole[:100])
+            outcome: list[int] = []
+
+            async def take(call: Call[pb.GenerateResponse] = call, outcome: list[int] = outcome) -> None:
+                outcome.extend((await anext(call)).output_ids)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take)
+                await wait_all_tasks_blocked()
+                hand.h2.send_data(stream_id, whole[100:])
+                assert hand.connection.offer(hand.h2.data_to_send())
+                mock_clock.jump(300)
+            assert outcome == [5]
 
 
 async def test_a_message_that_comes_slowly_is_waited_for(autojump_clock: MockClock) -> None:

@@ -100,6 +100,22 @@ def test_many_events_in_one_read_and_one_event_alone() -> None:
     assert split([one[:-1], b"\n" + one]) == [(one, b'{"a":1}')] * 2
 
 
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"data: a\n\ndata: bc\n\n",
+        b"data: a\ndata: bc\n\ndata: d\n\n",
+        b"data: a\r\n\ndata: b\n\n",
+        b"data: ab\r\r\n\ndata: c\n\n",
+        b"data: a\n\n" + BOM + b"data: b\n\n",
+        b": a\ndata: bc\n\n",
+    ],
+)
+def test_an_event_in_two_reads_is_the_one_that_it_is_in_one(stream: bytes) -> None:
+    for cut in range(1, len(stream)):
+        assert split([stream[:cut], stream[cut:]]) == reference(stream), cut
+
+
 def test_a_comment_is_a_block_without_data() -> None:
     assert split([comment(b"keep-alive")]) == [(b": keep-alive\n\n", b"")]
 

@@ -10,6 +10,7 @@ from dyn_relay.grpc import metadata
 from dyn_relay.grpc.http2 import STREAM_WINDOW
 from dyn_relay.grpc.messages import Inbox
 from dyn_relay.grpc.metadata import Metadata
+from dyn_relay.grpc.options import STOPPED
 from dyn_relay.grpc.status import CallFailed, Lost
 
 #: Seconds without a byte in the middle of a message that is waited for, after which its sender is taken for lost.
@@ -75,10 +76,11 @@ class Stream:
             self._open(max(STREAM_WINDOW, self._inbox.missing))
             while not self._news.is_set():
                 held = len(self._inbox)
-                with trio.move_on_after(HALF_MESSAGE):
+                with trio.move_on_after(HALF_MESSAGE) as scope:
                     await self._news.wait()
                     return
-                if held and held == len(self._inbox):
+                stopped = trio.current_time() > scope.deadline + STOPPED
+                if held and held == len(self._inbox) and not stopped:
                     raise Lost(f"half a message, and no more of it for {HALF_MESSAGE:g} s")
         finally:
             self._news = None

@@ -18,7 +18,7 @@ from h2.exceptions import ProtocolError
 
 from dyn_relay.grpc.frames import FrameSplitter, GoAway
 from dyn_relay.grpc.http2 import CONNECTION_WINDOW, code_name, goodbye, new_client
-from dyn_relay.grpc.options import Options
+from dyn_relay.grpc.options import STOPPED, Options
 from dyn_relay.grpc.status import Lost
 from dyn_relay.grpc.stream import Stream
 from dyn_relay.net import RECEIVE_SIZE, ConnectFailed, Connection, ConnectionBroken
@@ -370,6 +370,8 @@ class Transport:
 
     def _keep_time(self) -> None:
         now = trio.current_time()
+        if now > self._alarm + STOPPED:
+            self._heard = now
         if now < self._due():
             return
         if self._pinged is not None:
