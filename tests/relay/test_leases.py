@@ -7,6 +7,9 @@ from urllib.parse import quote
 import pytest
 import trio
 
+from dyn_relay.fleet.discovery.leased import Leased
+from dyn_relay.fleet.stage import Named
+from dyn_relay.http11.origin import Origin
 from dyn_testkit.relay import until
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import generate
@@ -154,6 +157,34 @@ async def test_who_is_named_by_others_too_stays_without_its_lease(autojump_clock
         assert w.app.fleet.workers[0].named_by == {"static"}
 
 
+async def test_who_was_told_to_leave_is_that_instance(autojump_clock):
+    """The next process at its URL has a lease of its own, though that of the one before would not be over yet."""
+    async with world(plans=[None], worker_urls=()) as w:
+        [worker] = w.workers
+        assert (await lease(w, worker, 100, instance="one")).status == 202
+        assert (await w.ask(None, "/workers/w1", method="DELETE")).status == 202
+        assert (await lease(w, worker, 100, instance="one")).status == 409
+        assert (await lease(w, worker, 0, instance="two")).status == 404
+        assert (await lease(w, worker, 100, instance="two")).status == 202
+        assert list(await listed(w)) == [worker.url]
+        # The one before is not quite dead: what it gives back is not the other's.
+        assert (await lease(w, worker, 0, instance="one")).status == 404
+        assert list(await listed(w)) == [worker.url]
+        assert (await lease(w, worker, 0, instance="two")).status == 202
+        assert await listed(w) == {}
+
+
+async def test_a_replaced_process_knows_whose_leases_they_are(autojump_clock):
+    origin = Origin.parse("http://w1:1")
+    first, second = Leased(), Leased()
+    first.renew(Named(origin, instance="one"), 10)
+    second.recall(first.tell())
+    second.renew(Named(origin, instance="one"), 10)
+    assert second.tell().ended == []
+    second.renew(Named(origin, instance="two"), 10)
+    assert second.tell().ended == [str(origin)]
+
+
 BAD = {
     "lease_secs": [-1, 3601, "10", True, [1], None],
     "after": [-1, "x", False],
@@ -161,6 +192,7 @@ BAD = {
     "bootstrap_port": [0, 65536],
     "url": ["ftp://x:1", "http://:1"],
     "priority": [1],
+    "instance": [1, "", "x" * 129],
 }
 
 

@@ -236,23 +236,22 @@ async def test_a_proxy_that_has_refused_it_has_nothing_to_give_back(autojump_clo
             assert trio.current_time() - began < 1
 
 
-async def test_who_was_told_to_leave_may_come_back_with_its_next_sidecar(autojump_clock):
-    """A lease that does not count is given back, too: else the next sidecar would renew it."""
+async def test_a_lease_that_does_not_count_is_given_back_too(autojump_clock):
+    """Somebody has removed it, and it has been told so."""
     network = SimNetwork(1)
     async with (
         open_fleet(network, "w{}", 30000) as fleet,
         open_relay(network, "proxy", 30000, log_level="error") as relay,
     ):
         [worker] = await fleet(1)
-        for _ in range(2):
-            async with open_sidecar(network, worker.url, [relay.url], "side:31000") as side:
-                await until(lambda: states(relay) == {side.url: "ready"})
-                relay.app.fleet.remove(side.url)
-                side.kill()
-                side.restart()
-                await until(lambda side=side: "409" in side.sidecar.registrations[0].state)
-                side.sidecar.drain()
-                await side.ended.wait()
+        async with open_sidecar(network, worker.url, [relay.url], "side:31000") as side:
+            await until(lambda: states(relay) == {side.url: "ready"})
+            relay.app.fleet.remove(side.url)
+            await until(lambda: "409" in side.sidecar.registrations[0].state)
+            assert [held.url for held in relay.app._leased.tell().held] == [side.url]
+            side.sidecar.drain()
+            await side.ended.wait()
+            assert relay.app._leased.tell().held == []
 
 
 async def test_an_order_to_end_withdraws_first_then_answers_what_is_live(autojump_clock):
@@ -393,3 +392,51 @@ async def test_the_exit_code_tells_whether_something_was_cut(autojump_clock, liv
             w.network.deafen(("proxy0", 30000))
             told.set()
     assert codes == [int(live)]
+
+
+async def test_one_that_died_is_not_kept_out_by_what_was_said_to_it(autojump_clock):
+    """An operator has removed it; then it is killed, and back before its lease is over."""
+    async with sided(1) as w:
+        assert w.listed()
+        assert (await w.relay.ask(None, "/workers/w1", method="DELETE")).status == 202
+        await trio.sleep(20)
+        assert not w.listed()
+        w.sidecars[0].kill()
+        await trio.sleep(2)
+        w.sidecars[0].restart()
+        with trio.fail_after(30):
+            await until(lambda: bool(w.listed()))
+
+
+async def test_a_drain_ends_one_that_waits_for_its_port(autojump_clock):
+    network = SimNetwork(1)
+    async with open_fleet(network, "w{}", 30000) as fleet:
+        [worker] = await fleet(1)
+        worker.kill()
+        async with open_sidecar(network, worker.url, (), "side:31000") as host:
+            await trio.sleep(5)
+            other = await network.listen("side", 31000)
+            await worker.restart()
+            await trio.sleep(60)
+            assert not host.sidecar.open.is_set()
+            host.sidecar.drain()
+            with trio.fail_after(1):
+                await host.ended.wait()
+            other.close()
+
+
+async def test_a_port_that_nobody_knows_yet_may_be_another_one(autojump_clock):
+    network = SimNetwork(1)
+    async with open_fleet(network, "w{}", 30000) as fleet:
+        [worker] = await fleet(1)
+        worker.kill()
+        async with open_sidecar(network, worker.url, (), "side:0") as host:
+            await trio.sleep(5)
+            taken = host.sidecar.port
+            other = await network.listen("side", taken)
+            await worker.restart()
+            with trio.fail_after(60):
+                await host.sidecar.open.wait()
+            assert host.sidecar.port not in (0, taken)
+            assert str(host.sidecar.port) in host.sidecar.url
+            other.close()

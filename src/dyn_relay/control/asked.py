@@ -57,7 +57,7 @@ def nothing_but(request: Request, query: Sequence[str], body: Sequence[str], why
 #: Under the names that SMG has for them.
 PART = ("worker_type", "bootstrap_port")
 #: Of a worker that names itself.
-LEASE = ("lease_secs", "after")
+LEASE = ("lease_secs", "after", "instance")
 
 
 def part_of(request: Request) -> tuple[Role | None, int | None]:
@@ -80,6 +80,14 @@ def seconds_of(request: Request, name: str, most: float) -> float | None:
         limit = f" of at most {most:g}" if most < math.inf else ""
         raise BadInput(f"{name}: must be a number of seconds{limit}")
     return None if value is None else float(value)
+
+
+def instance_of(request: Request) -> str:
+    """Which process names the worker; "" if it does not say. Raises `BadInput`."""
+    value = said(request, "instance")
+    if value is not None and not (isinstance(value, str) and 0 < len(value) <= 128):
+        raise BadInput("instance: must be a string of 1 to 128 characters")
+    return value or ""
 
 
 def said(request: Request, name: str) -> Any:

@@ -18,6 +18,7 @@ from dyn_relay.control.asked import (
     URLS,
     BadInput,
     fields_of,
+    instance_of,
     nothing_but,
     only_url_of,
     origin_of,
@@ -115,25 +116,25 @@ class Endpoints:
         return Answer.of(202, _describe(self._named(request)))
 
     def _lease(self, request: Request) -> Answer:
-        """`{"url", "lease_secs"}`: it is in the fleet for so many seconds, unless it says so again.
+        """`{"url", "lease_secs", "instance"}`: it is in the fleet for so many seconds, unless it says so again.
 
         0: no longer; what still runs there after `after` seconds, if that is given, goes on elsewhere. 404 if it had no
-        lease. 409: somebody has let it leave, and it stays away for as long as it renews.
+        lease. 409: somebody has let it leave, and it stays away for as long as that instance renews.
         """
         seconds, after = seconds_of(request, "lease_secs", LONGEST_LEASE), seconds_of(request, "after", math.inf)
         assert seconds is not None
         nothing_but(request, ("url", *PART, *LEASE), (*URLS, *PART, *LEASE), "no worker has such a thing")
-        origin = origin_of(url := url_of(request))
+        origin, instance = origin_of(url := url_of(request)), instance_of(request)
         if not seconds:
             worker = self.fleet.get(url)
-            if not self.leased.end(origin) or worker is None:
+            if not self.leased.give_back(origin, instance) or worker is None:
                 return _unknown(url)
             if after is not None and self.fleet.leaving(worker):
                 self.departures.begin(worker, after)
             return Answer.of(202, _describe(worker))
         role, port = part_of(request)
         try:
-            self.leased.renew(Named(origin, role, port), seconds)
+            self.leased.renew(Named(origin, role, port, instance=instance), seconds)
         except ValueError as exc:
             raise BadInput(f"worker_type: {exc}") from None
         worker = self.fleet.get(url)

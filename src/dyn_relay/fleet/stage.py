@@ -39,6 +39,8 @@ class Named(NamedTuple):
     bootstrap_port: int | None = None
     #: It was there before, and may be another process now, with other weights.
     back: bool = False
+    #: Which of several processes at that URL names it, if it says so.
+    instance: str = ""
 
 
 def configured(config: Config) -> list[Named]:

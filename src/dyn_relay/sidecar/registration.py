@@ -44,12 +44,14 @@ class Away:
 class Registration:
     """What one proxy is to know, and whether it does. `run` tells it, again and again."""
 
-    def __init__(self, pool: Pool, relay: Origin, lease_secs: float, api_key: str | None) -> None:
+    def __init__(self, pool: Pool, relay: Origin, lease_secs: float, api_key: str | None, instance: str) -> None:
+        """`instance`: this process; one that takes its place has a lease of its own."""
         self.relay = relay
         #: What the proxy has answered last, for people.
         self.state = "never told"
         self._pool = pool
         self._lease = lease_secs
+        self._instance = instance
         self._headers: Headers = [(b"content-type", b"application/json")]
         if api_key:
             self._headers.append((b"authorization", b"Bearer " + api_key.encode()))
@@ -88,7 +90,7 @@ class Registration:
             return math.inf
         if isinstance(word, Here):
             self.ends = trio.current_time() + min(PATIENCE, self._lease) + self._lease
-        taken = await self._post(_body(word, self._lease))
+        taken = await self._post({**_body(word, self._lease), "instance": self._instance})
         if not taken:
             return min(AGAIN, self._lease / RENEWALS)
         self._heard.set()

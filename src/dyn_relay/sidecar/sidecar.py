@@ -7,6 +7,7 @@ engine died is broken off, never ended well.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -48,6 +49,7 @@ class Sidecar:
         self.reservations = Reservations()
         #: Where it listens, and under which URL proxies know that; as soon as it has a port.
         self.port = settings.address[1]
+        self._shown = False
         #: Somebody can be served.
         self.open = trio.Event()
         self._network = network
@@ -58,8 +60,9 @@ class Sidecar:
         )
         self._pool = Pool(network, connect_timeout=settings.connect_timeout_secs, grpc=self._gateways.dial)
         self.engine = Engine(settings, network, self._pool)
+        instance = secrets.token_hex(8)
         self.registrations = [
-            Registration(self._pool, Origin.parse(relay), settings.lease_secs, settings.relay_api_key)
+            Registration(self._pool, Origin.parse(relay), settings.lease_secs, settings.relay_api_key, instance)
             for relay in settings.relay
         ]
         self._draining = trio.Event()
@@ -127,7 +130,19 @@ class Sidecar:
 
     async def _live(self) -> None:
         """One life of the engine, or what is left of it when the order to end comes."""
-        listener = await self._listen()
+        listener: Listener | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def listen() -> None:
+                nonlocal listener
+                listener = await self._listen()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(listen)
+            await self._draining.wait()
+            nursery.cancel_scope.cancel()
+        if listener is None:
+            return
         role = self.settings.worker_type or self.engine.traits.role
         log.info("the engine is there", url=self.url, **_told(asdict(self.engine.traits)))
         closing = trio.Event()
@@ -147,8 +162,12 @@ class Sidecar:
         told = False
         while True:
             try:
-                return await self._network.listen(self.settings.address[0], self.port)
+                listener = await self._network.listen(self.settings.address[0], self.port)
+                self.port, self._shown = listener.port, True
+                return listener
             except OSError as exc:
+                if not self._shown:  # nobody has been told of that port
+                    self.port = self.settings.address[1]
                 if not told:
                     log.error("cannot listen any more; it is tried again", port=self.port, error=str(exc))
                 told = True

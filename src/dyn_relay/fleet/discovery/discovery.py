@@ -84,7 +84,7 @@ class _Followed:
         # Those that join come first, so that a fleet which is exchanged is never empty.
         for origin in self.named:
             if origin not in before:
-                _, role, port, back = self.source.named.get(origin, Named(origin))
+                _, role, port, back, _ = self.source.named.get(origin, Named(origin))
                 self._fleet.add(str(origin), self.source.name, role, port, back=back)
         for origin in before:
             if origin not in self.named:

@@ -33,6 +33,7 @@ class Held(msgspec.Struct):
     bootstrap_port: int | None
     #: Seconds that are left of it.
     left: float
+    instance: str = ""
 
 
 class Leases(msgspec.Struct):
@@ -76,7 +77,10 @@ class Leased(Source):
                 self.end(origin)
 
     def renew(self, worker: Named, seconds: float) -> None:
-        """It has so many from now on. Raises `ValueError` for what it cannot be for."""
+        """It has so many from now on: the same lease, unless it is another instance, or for something else.
+
+        Raises `ValueError` for what it cannot be for.
+        """
         origin, known = worker.origin, self.named.get(worker.origin)
         if known is not None and known._replace(back=False) != worker:
             self.end(origin)
@@ -91,8 +95,13 @@ class Leased(Source):
         self._ends[origin], self._lengths[origin] = self._clock() + seconds, seconds
         self._sooner.set()
 
-    def end(self, origin: Origin) -> bool:
+    def give_back(self, origin: Origin, instance: str) -> bool:
         """Its lease is over, if it has one."""
+        known = self.named.get(origin)
+        return known is not None and known.instance == instance and self.end(origin)
+
+    def end(self, origin: Origin) -> bool:
+        """Whoever has it, the lease is over."""
         if self._ends.pop(origin, None) is None:
             return False
         del self.named[origin], self._lengths[origin]
@@ -103,7 +112,10 @@ class Leased(Source):
     def tell(self) -> Leases:
         """As of now."""
         now = self._clock()
-        held = [Held(str(at), one.role, one.bootstrap_port, self._ends[at] - now) for at, one in self.named.items()]
+        held = [
+            Held(str(at), one.role, one.bootstrap_port, self._ends[at] - now, one.instance)
+            for at, one in self.named.items()
+        ]
         return Leases(held, list(map(str, self._ended)))
 
     def recall(self, told: Leases) -> None:
@@ -112,7 +124,7 @@ class Leased(Source):
             self._remember(Origin.parse(url))
         for one in told.held:
             origin = Origin.parse(one.url)
-            self.named[origin] = Named(origin, one.role, one.bootstrap_port)
+            self.named[origin] = Named(origin, one.role, one.bootstrap_port, instance=one.instance)
             self._ends[origin], self._lengths[origin] = self._clock() + one.left, one.left
 
     def _remember(self, origin: Origin) -> None:
