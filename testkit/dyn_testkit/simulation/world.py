@@ -49,6 +49,8 @@ class World:
             MockWorker(network.host(f"w{number}"), f"w{number}", 30000, options)
             for number, options in enumerate(worker_options(plan))
         ]
+        #: What is spoken here, by any of them.
+        self.dialects = [worker.dialect for worker in plan.workers]
         #: Of each worker: is it reached over gRPC?
         self.over_grpc = [worker.grpc for worker in plan.workers]
         self._leases = [worker.lease for worker in plan.workers]

@@ -42,13 +42,15 @@ class Death:
                 await trio.sleep(BETWEEN)
 
     async def teardown(self, world: World, fault: PlannedFault) -> None:
-        """Start them again; an upgraded one reports another version."""
+        """Start them again; an upgraded one reports another version, and speaks as any of the fleet does."""
         for number in reversed(self._order(world, fault)):
             worker = world.workers[number]
             if fault.kind == "swizzle":
                 await trio.sleep(BETWEEN)
             if fault.kind == "upgrade":
-                await worker.restart(replace(worker.options, version=f"0.5.{24 + worker.deaths}"))
+                spoken = Random(fault.choice).choice(world.dialects)
+                options = replace(worker.options, version=f"0.5.{24 + worker.deaths}", dialect=spoken)
+                await worker.restart(options)
             else:
                 await worker.restart()
 
