@@ -128,7 +128,7 @@ async def test_a_rolling_drain_fails_no_request(tmp_path: Path) -> None:
 
 
 async def test_a_soak_keeps_no_answer_that_is_right(tmp_path: Path) -> None:
-    load = Load(requests=None, minutes=0.03, clients=4, tokens=LOAD.tokens, sse=0.75)
+    load = Load(requests=None, minutes=0.1, clients=4, tokens=LOAD.tokens, sse=0.75)
     outcome = await campaign(
         tmp_path, "soak", load, when=When(streams=2, tokens=8), order=Order(duration=0.0, every=1.0)
     )

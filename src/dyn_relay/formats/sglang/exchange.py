@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-from msgspec import Raw
-
 from dyn_relay.formats.base import Answer, CannotComplete, End, Event, Headers, Outbound, Reading, Verdict
 from dyn_relay.formats.sglang import affinity, continuation, errors, fold
 from dyn_relay.formats.sglang.account import UNREADABLE
@@ -36,12 +33,10 @@ from dyn_relay.formats.sglang.request import Request, header
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.seam import CONTEXT, Seam
 from dyn_relay.formats.sglang.spans import label
-from dyn_relay.formats.sglang.wire import Fields, NotJson, plain, raw, read
+from dyn_relay.formats.sglang.wire import Fields, plain, raw, read
 from dyn_relay.formats.traits import UNKNOWN, Pairing, Traits
 
 PATH = "/generate"
-
-_anything = msgspec.json.Decoder(Raw)
 
 #: Seconds that a token may take before its silence counts, for engines that were asked to say less.
 _SECONDS_A_TOKEN = 0.1
@@ -67,8 +62,6 @@ class SglangExchange(Paired):
         self._content_type = b""
         #: The current attempt's worker was sent the client's own body.
         self._as_is = False
-        #: The current attempt's worker has answered 200, in one piece.
-        self._one_piece = False
         #: The finish that was made here.
         self._local: tuple[Fields, Fields] | None = None
         #: The reason of one that is made as soon as its rows to replay are there; {} for none.
@@ -200,12 +193,7 @@ class SglangExchange(Paired):
         if self._status >= 400:
             self._refused(Answer(self._status, data, self._content_type))
             return
-        if self._status == 200 and not self.streaming:
-            try:
-                read(_anything, data)
-            except NotJson as exc:
-                self._stop(End.GARBAGE, f"the answer is not JSON: {exc}")
-                return
+        if self._status == 200 and not self.streaming and data:
             self._one_piece = True
             self.feed(((b"", data), (b"", DONE)), now)
             return

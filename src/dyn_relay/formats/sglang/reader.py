@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+import msgspec
+from msgspec import Raw
+
 from dyn_relay.formats.base import End, Event, Outbound, Verdict
 from dyn_relay.formats.sglang.account import UNREADABLE
 from dyn_relay.formats.sglang.answer import IDS
@@ -44,6 +47,8 @@ from dyn_relay.formats.sglang.wire import (
     read,
 )
 
+_anything = msgspec.json.Decoder(Raw)
+
 
 class Reader(Steady):
     """The events of one logical request's attempts, in order; the part of an exchange that looks into answers."""
@@ -51,6 +56,8 @@ class Reader(Steady):
     def __init__(self, request: Request, rid: str, rules: Rules) -> None:
         super().__init__(request, rid, rules)
         self._take: Callable[[bytes, bytes, float], Sequence[bytes]] = self._blind
+        #: The current attempt's worker has answered 200, in one piece.
+        self._one_piece = False
         #: Something of a request that is not migratable has gone to the client.
         self._shown = False
         #: Tokens by choice, for those.
@@ -216,6 +223,8 @@ class Reader(Steady):
             event = read(whole_decoder, data)
             word = kind(event)
         except (Foreign, NotJson):
+            if self._one_piece:
+                read(_anything, data)  # what is no JSON at all is half an answer
             self._shown = True
             return as_received(whole, data)
         if self._attempt.rid != self.rid:
