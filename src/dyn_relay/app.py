@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import signal
@@ -51,6 +52,9 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("app")
 
 #: Seconds that workers get at the start to say what they are for.
 ROLES_TOLD = 5.0
+#: `gc.set_threshold`: objects made and not freed before the youngest are looked through, and how often that happens
+#: before older ones are.
+GARBAGE = (20_000, 20, 10)
 
 
 class App:
@@ -254,9 +258,21 @@ class Seat:
     listening: Callable[[], object]
 
 
+def _leave_garbage() -> None:
+    """Let the collector of garbage come seldom: a request that ends well leaves nothing that refers to itself.
+
+    By CPython's defaults it looks through the young objects of all live requests about twice a request, and takes a
+    tenth of the time of short ones (measured with `perf`, 64 at a time).
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE)
+
+
 async def run(config: Config, seat: Seat | None = None) -> int:
     """Serve on real sockets until told to stop: by SIGTERM or SIGINT, or from its `seat`. Returns the exit code."""
     logs.setup(config.log_level, config.log_json, process=seat.number if seat else None)
+    _leave_garbage()
     async with open_network() as network:
         option = f"trace_file {config.trace_file}"
         try:

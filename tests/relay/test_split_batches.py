@@ -298,14 +298,14 @@ async def test_a_defect_of_ours_is_loud(autojump_clock, stream, monkeypatch):
 
 async def test_the_header_speaks_for_items_that_still_wait(autojump_clock, monkeypatch):
     """One that has no worker yet (a suspect that waits for its turn, say) is judged all the same."""
-    run = LogicalRequest._run
+    enter = LogicalRequest._enter
 
     async def slowly(self):
         if self.record.index == 1:
             await trio.sleep(30)
-        await run(self)
+        await enter(self)
 
-    monkeypatch.setattr(LogicalRequest, "_run", slowly)
+    monkeypatch.setattr(LogicalRequest, "_enter", slowly)
     body = several(2, rid="job")
     body["sampling_params"] = [body["sampling_params"], {**body["sampling_params"], "frequency_penalty": 0.5}]
     async with world(split_batches=True) as w:

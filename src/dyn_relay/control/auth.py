@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import posixpath
+from functools import lru_cache
 from urllib.parse import unquote
 
 from dyn_relay.config import Config
@@ -17,6 +18,7 @@ OPEN = frozenset({"/health", "/health_generate", "/ready", "/liveness", "/readin
 UNAUTHORIZED = Answer(401, b'{"error":"Unauthorized"}')
 
 
+@lru_cache(maxsize=128)
 def canonical(path: str) -> str:
     """The path as the most obliging server would read it: percent-decoded, without dot or empty segments."""
     return posixpath.normpath("/" + unquote(path).lstrip("/"))

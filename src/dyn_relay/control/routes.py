@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import trio
 
@@ -186,6 +186,7 @@ class Door:
             return Answer(400, error_body(400, str(exc))), []
 
 
+@lru_cache(maxsize=128)
 def _split(path: str) -> tuple[str, str]:
     """The route's key and what is its own: `/workers/w1` -> `/workers/*`, `w1`. A trailing slash is no segment."""
     trimmed = path.rstrip("/") or "/"

@@ -230,6 +230,8 @@ class Worker:
     @property
     def part(self) -> Role:
         """What it is here for."""
+        if not self.may_be:
+            return self.role
         return next((role for role in self.may_be if role == self.traits.role), self.role)
 
     @property

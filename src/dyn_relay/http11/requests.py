@@ -44,20 +44,31 @@ class Head:
 
 
 class _Fields:
-    """llhttp's callbacks for a head."""
+    """llhttp's callbacks for a head. It and its parser name each other: `parse` undoes that, for there is no collector
+    of garbage that would be as quick.
+    """
 
     __slots__ = ("headers", "keep_alive", "parser")
 
     def __init__(self) -> None:
         self.headers: Headers = []
         self.keep_alive = False
+        self.parser: httptools.HttpRequestParser | None = None
+
+    def parse(self, raw: bytes) -> None:
+        """Raises `httptools.HttpParserError`."""
         self.parser = httptools.HttpRequestParser(self)
+        try:
+            self.parser.feed_data(raw)
+        finally:
+            self.parser = None
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers.append((name.lower(), value.strip(b" \t")))
 
     def on_headers_complete(self) -> None:
         # Asked here, since llhttp forgets it when a message is complete.
+        assert self.parser is not None
         self.keep_alive = self.parser.should_keep_alive()
 
 
@@ -71,7 +82,7 @@ def parse_head(raw: bytes) -> Head:
     fields = _Fields()
     problem = ""
     try:
-        fields.parser.feed_data(raw)
+        fields.parse(raw)
     except httptools.HttpParserUpgrade:
         pass  # we do not upgrade, and read the body ourselves
     except httptools.HttpParserError as exc:
@@ -178,7 +189,8 @@ class ChunkedBody:
         self._max_body = max_body
         self._max_overhead = max_overhead
         self._wire = 0
-        self._parser = httptools.HttpRequestParser(self)
+        #: None once the body is complete: the two name each other.
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         # llhttp reads a body only after a head; this one says what we have already judged.
         self._parser.feed_data(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
 
@@ -197,7 +209,7 @@ class ChunkedBody:
         ends = itertools.chain((1, 2, 3), (found.end() for found in re.finditer(rb"\r\n\r\n", data)), (len(data),))
         used = 0
         for end in ends:
-            if not used < end <= len(data):
+            if self._parser is None or not used < end <= len(data):
                 continue
             try:
                 self._parser.feed_data(data[used:end])
@@ -205,7 +217,7 @@ class ChunkedBody:
                 raise Refusal(400, str(exc) or "malformed chunked body") from None
             used = end
             if self.complete:
-                break
+                self._parser = None
         self._wire += used
         size = self._body.tell()
         if size > self._max_body:

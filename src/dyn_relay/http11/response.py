@@ -51,7 +51,8 @@ class ResponseReader:
         self._no_body = no_body
         #: The body ends when the peer closes; a cut looks the same.
         self.close_delimited = False
-        self._parser = httptools.HttpResponseParser(self)
+        #: None once the response is complete: the two name each other, and would be garbage for a collector.
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
 
     def feed(self, data: bytes) -> bytes:
         """Take the bytes of one read; return the body bytes among them, decoded.
@@ -60,7 +61,7 @@ class ResponseReader:
         read: they make `keep_alive` False.
         """
         self.bytes_seen = True
-        if self.complete:
+        if self._parser is None:
             self.keep_alive = False
             return b""
         self._bare_bytes += len(data)
@@ -73,6 +74,8 @@ class ResponseReader:
                 context = exc.__context__
                 raise context if isinstance(context, BadResponse) else BadResponse(f"malformed: {exc}") from None
             self.keep_alive = False
+        if self.complete:
+            self._parser = None
         body = self._body
         if body:
             self._bare_bytes = 0
@@ -94,6 +97,7 @@ class ResponseReader:
         if self.close_delimited and self.head_complete:
             self.complete = True
         self.keep_alive = False
+        self._parser = None
         return self.complete
 
     def on_message_begin(self) -> None:
@@ -107,6 +111,7 @@ class ResponseReader:
     def on_headers_complete(self) -> None:
         if self.complete:
             return
+        assert self._parser is not None
         status = self._parser.get_status_code()
         self._interim = 100 <= status < 200
         if self._interim:
@@ -143,5 +148,6 @@ class ResponseReader:
             self._finish()
 
     def _finish(self) -> None:
+        assert self._parser is not None
         self.complete = True
         self.keep_alive = self._parser.should_keep_alive()

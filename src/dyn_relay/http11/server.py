@@ -7,6 +7,7 @@ sends `head`, `frame`s and `last` itself, or lets `Network.relay` do so, straigh
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -79,11 +80,11 @@ class ServerConnection:
         "_limits",
         "_remaining",
         "_request",
-        "_scope",
         "complete",
         "connection",
         "reusable",
         "started",
+        "waiting",
     )
 
     def __init__(self, connection: Connection, limits: Limits) -> None:
@@ -99,7 +100,8 @@ class ServerConnection:
         self._buffer = bytearray()
         self._request: Head | None = None
         self._draining = False
-        self._scope: trio.CancelScope | None = None
+        #: To be entered around all of `receive`; it has a deadline only while a request is awaited.
+        self.waiting = trio.CancelScope()
         self._idle = False
         self._chunked = self._close_delimited = self._bodiless = False
         #: Bytes that a sized, streamed body still lacks.
@@ -109,14 +111,13 @@ class ServerConnection:
         """Serve no further request: the current answer says `connection: close`; an idle connection ends at once."""
         self._draining = True
         self.reusable = False
-        if self._scope is not None and self._idle:
-            self._scope.cancel()
+        if self._idle:
+            self.waiting.cancel()
 
     async def receive(self) -> Request | None:
-        """The next request. None: the peer is done, or was idle for too long, or broke the rules.
+        """The next request, within the deadlines; `waiting` is cancelled after them. None: the peer is done.
 
-        A rule-breaker has been answered by then (400, 408, 413, 417, 431, 501, 505); in each case of None the
-        connection is of no further use and must be closed.
+        Raises `Refusal`, `ConnectionBroken`. After any of these the connection is of no further use.
         """
         if not self.reusable:
             return None
@@ -125,30 +126,10 @@ class ServerConnection:
         self._idle = not self._buffer
         if self._buffer:
             await trio.lowlevel.checkpoint()  # a client that pipelines must not keep all others waiting
-        refusal: Refusal | None = None
-        with trio.CancelScope(deadline=trio.current_time() + self._limits.idle_timeout) as scope:
-            self._scope = scope
-            try:
-                request = await self._receive(scope)
-                if request is not None:
-                    self.reusable = request.keep_alive and not self._draining
-                    return request
-            except Refusal as exc:
-                refusal = exc
-            except ConnectionBroken:
-                pass
-            finally:
-                self._scope = None
+        # Until a request is there, it is this connection's last.
         self.reusable = False
-        if scope.cancelled_caught and not self._idle:
-            refusal = Refusal(408, "the request did not arrive in time")
-        if refusal is not None:
-            await self._refuse(refusal)
-        return None
-
-    async def _receive(self, scope: trio.CancelScope) -> Request | None:
-        """One request within the deadlines; None if the peer closed. Raises `Refusal`, `ConnectionBroken`."""
-        raw = await self._receive_head(scope)
+        self._within(self._limits.idle_timeout)
+        raw = await self._receive_head()
         if raw is None:
             return None
         head = self._request = parse_head(raw)
@@ -156,9 +137,11 @@ class ServerConnection:
             raise too_large(self._limits.max_body)
         if head.expects_continue and (head.chunked or head.length) and not self._buffer:
             await self.connection.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        body = await (self._receive_chunked(scope) if head.chunked else self._receive_sized(head.length, scope))
+        body = await (self._receive_chunked() if head.chunked else self._receive_sized(head.length))
         if body is None:
             return None
+        self.waiting.deadline = math.inf
+        self.reusable = head.keep_alive and not self._draining
         return Request(
             method=head.method,
             target=head.target,
@@ -171,11 +154,19 @@ class ServerConnection:
             client=self.connection.peer,
         )
 
-    async def _receive_head(self, scope: trio.CancelScope) -> bytes | None:
+    @property
+    def overdue(self) -> Refusal | None:
+        """What to say when `waiting` was cancelled: nothing to who has not begun a request."""
+        return None if self._idle else Refusal(408, "the request did not arrive in time")
+
+    def _within(self, seconds: float) -> None:
+        self.waiting.deadline = trio.current_time() + seconds
+
+    async def _receive_head(self) -> bytes | None:
         buffer, limit = self._buffer, self._limits.max_head
         searched = 0
         if buffer:
-            scope.deadline = trio.current_time() + self._limits.head_timeout
+            self._within(self._limits.head_timeout)
         while True:
             while buffer.startswith(b"\r\n"):
                 del buffer[:2]  # some clients end a body with one line end too many
@@ -196,10 +187,11 @@ class ServerConnection:
                 return None
             if self._idle:
                 self._idle = False
-                scope.deadline = trio.current_time() + self._limits.head_timeout
+                if b"\r\n\r\n" not in data:
+                    self._within(self._limits.head_timeout)
             buffer += data
 
-    async def _receive_sized(self, length: int, scope: trio.CancelScope) -> bytes | None:
+    async def _receive_sized(self, length: int) -> bytes | None:
         buffer = self._buffer
         if length <= len(buffer):
             body = bytes(buffer[:length])
@@ -210,14 +202,14 @@ class ServerConnection:
         parts.write(buffer)
         buffer.clear()
         while (missing := length - parts.tell()) > 0:
-            scope.deadline = trio.current_time() + self._limits.body_idle_timeout
+            self._within(self._limits.body_idle_timeout)
             data = await self.connection.receive(min(missing, LARGE_RECEIVE_SIZE))
             if not data:
                 return None
             parts.write(data)
         return parts.getvalue()
 
-    async def _receive_chunked(self, scope: trio.CancelScope) -> bytes | None:
+    async def _receive_chunked(self) -> bytes | None:
         decoder = ChunkedBody(self._limits.max_body, self._limits.max_head)
         data = bytes(self._buffer)
         self._buffer.clear()
@@ -227,12 +219,13 @@ class ServerConnection:
                 if decoder.complete:
                     self._buffer += data[used:]
                     return decoder.body()
-            scope.deadline = trio.current_time() + self._limits.body_idle_timeout
+            self._within(self._limits.body_idle_timeout)
             data = await self.connection.receive(RECEIVE_SIZE)
             if not data:
                 return None
 
-    async def _refuse(self, refusal: Refusal) -> None:
+    async def refuse(self, refusal: Refusal) -> None:
+        """Answer what is no request (400, 408, 413, 417, 431, 501, 505), for as long as its client listens."""
         body = error_body(refusal.status, refusal.message)
         with trio.move_on_after(LINGER_SECS):
             try:
@@ -385,23 +378,39 @@ async def serve(
 async def _converse(served: ServerConnection, handler: Handler, on_error: Callable[[Exception], None] | None) -> None:
     """All requests of one connection; leaves it closed."""
     try:
-        while (request := await served.receive()) is not None:
+        refusal: Refusal | None = None
+        with served.waiting:
             try:
-                await handler(served, request)
-            except ConnectionBroken:
-                return
-            except Exception as exc:
-                if on_error is not None:
-                    on_error(exc)
-                if served.started:
+                if not await _answer_all(served, handler, on_error):
                     return
-                served.reusable = False
-                body = error_body(500, "internal error")
-                await served.respond(500, [(b"content-type", b"application/json")], body)
-            if not served.complete:
-                return
+            except Refusal as exc:
+                refusal = exc
+        if served.waiting.cancelled_caught:
+            refusal = served.overdue
+        if refusal is not None:
+            await served.refuse(refusal)
         await served.finish()
     except ConnectionBroken:
         pass
     finally:
         served.break_off()
+
+
+async def _answer_all(served: ServerConnection, handler: Handler, on_error: Callable[[Exception], None] | None) -> bool:
+    """Requests until there are no more; False if an answer has no good end. Raises `Refusal`, `ConnectionBroken`."""
+    while (request := await served.receive()) is not None:
+        try:
+            await handler(served, request)
+        except ConnectionBroken:
+            return False
+        except Exception as exc:
+            if on_error is not None:
+                on_error(exc)
+            if served.started:
+                return False
+            served.reusable = False
+            body = error_body(500, "internal error")
+            await served.respond(500, [(b"content-type", b"application/json")], body)
+        if not served.complete:
+            return False
+    return True

@@ -1,7 +1,8 @@
 """What the proxy counts, for Prometheus; every name begins with `dyn_relay_`.
 
-Labels are bounded: each family knows its values, or at most `MAX_VALUES` of them, and folds the rest into "other". An
-increment (0.5 us) is cheap enough for once a request or attempt; nothing is counted per token event.
+Labels are bounded: each family knows its values, or at most `MAX_VALUES` of them, and folds the rest into "other".
+Nothing is counted per token event. One thread writes, so numbers are plain ones: the library's own have a lock each and
+cost five to ten times as much.
 """
 
 from __future__ import annotations
@@ -61,8 +62,21 @@ _INTER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0
 _QUEUE = (0.001, 0.01, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
+class Count:
+    """A number that changes while requests are served."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def inc(self, amount: int = 1) -> None:
+        """So many more; of a counter never less than none."""
+        self.value += amount
+
+
 class Histogram(Collector):
-    """Counts by upper bound. Plain integers: one thread writes, and the library's own costs ten times as much."""
+    """Counts by upper bound."""
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name = name
@@ -89,23 +103,31 @@ class Histogram(Collector):
         yield family
 
 
-class Labelled:
-    """A counter family with one or two labels. `family("a", "b").inc()`; children are found by one dict lookup."""
+class Labelled(Collector):
+    """A counter family. `family("a", "b").inc()`; children are found by one dict lookup."""
 
-    def __init__(self, counter: prometheus_client.Counter) -> None:
-        self._counter = counter
-        self._children: dict[tuple[str, ...], prometheus_client.Counter] = {}
+    def __init__(self, registry: CollectorRegistry, name: str, text: str, labels: Sequence[str]) -> None:
+        self._name = name
+        self._text = text
+        self._labels = labels
+        self._children: dict[tuple[str, ...], Count] = {}
         self._values: set[str] = set()
+        registry.register(self)
 
-    def __call__(self, *values: str) -> prometheus_client.Counter:
+    def __call__(self, *values: str) -> Count:
         """The counter for these label values."""
         child = self._children.get(values)
         if child is None:
-            bounded = tuple(map(self._bounded, values))
-            child = self._counter.labels(*bounded)
-            if bounded == values:  # else an endless supply of odd values would fill the dict
-                self._children[values] = child
+            # Not under the values as they are: an endless supply of odd ones would fill the dict.
+            child = self._children.setdefault(tuple(map(self._bounded, values)), Count())
         return child
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, count in self._children.items():
+            family.add_metric(values, count.value)
+        yield family
 
     def _bounded(self, value: str) -> str:
         if value in self._values or len(self._values) < MAX_VALUES:
@@ -128,16 +150,21 @@ class Metrics(Collector):
         def gauge(name: str, text: str) -> prometheus_client.Gauge:
             return prometheus_client.Gauge(f"dyn_relay_{name}", text, registry=registry)
 
-        def counter(name: str, text: str) -> prometheus_client.Counter:
-            return prometheus_client.Counter(f"dyn_relay_{name}", text, registry=registry)
+        def now(name: str, text: str) -> Count:
+            count = Count()
+            gauge(name, text).set_function(lambda: count.value)
+            return count
+
+        def counter(name: str, text: str) -> Count:
+            return labelled(name, text)()
 
         def labelled(name: str, text: str, *labels: str) -> Labelled:
-            return Labelled(prometheus_client.Counter(f"dyn_relay_{name}", text, labels, registry=registry))
+            return Labelled(registry, f"dyn_relay_{name}", text, labels)
 
-        self.requests_in_flight = gauge("requests_in_flight", "Logical requests being served.")
+        self.requests_in_flight = now("requests_in_flight", "Logical requests being served.")
         self.queue_depth = gauge("queue_depth", "Requests that wait for --max-concurrent-requests.")
         self.retry_queue_depth = gauge("retry_queue_depth", "Continuations that wait for --retry-permits.")
-        self.replay_buffer_bytes = gauge("replay_buffer_bytes", "Bodies of requests being served.")
+        self.replay_buffer_bytes = now("replay_buffer_bytes", "Bodies of requests being served.")
         self.loop_lag_seconds = gauge("loop_lag_seconds", "How late the event loop ran, at worst, in the last 15 s.")
         self.requests_total = labelled("requests", "Logical requests that ended.", "outcome")
         self.attempts_total = labelled("attempts", "Attempts that ended.", "outcome")

@@ -102,10 +102,12 @@ class Choice:
     async def _pair(self) -> Pair | None:
         """Those of a pair, or if none can be made one that does all; who is known to be dead is dialled last of all."""
         alone = self._alone
+        if alone is None:
+            return await self._both()
         hopeless = self._answerers.dead or (self.prefills is not None and self.prefills.dead)
-        if alone is None or not hopeless:
+        if not hopeless:
             pair = await self._both()
-            if pair is not None or alone is None:
+            if pair is not None:
                 return pair
         self.candidates = alone
         target = await self._choose(alone)

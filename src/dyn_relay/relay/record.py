@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -170,7 +171,12 @@ class RequestRecord:
 
 def publish(record: RequestRecord, trace: TraceFile | None) -> None:
     """Write the request's one log line, and its one row if there is a trace file."""
-    write = log.warning if record.outcome in (Outcome.FAILED, Outcome.SHUTDOWN) else log.info
+    if trace is not None:
+        trace.write(record.row())
+    loud = record.outcome in (Outcome.FAILED, Outcome.SHUTDOWN)
+    if not log.is_enabled_for(logging.WARNING if loud else logging.INFO):
+        return
+    write = log.warning if loud else log.info
     shown = record.attempts[-SHOWN:]
     paired = any(attempt.prefill or attempt.aggregated for attempt in shown)
     prefills = {"prefills": [attempt.prefill for attempt in shown]} if paired else {}
@@ -192,5 +198,3 @@ def publish(record: RequestRecord, trace: TraceFile | None) -> None:
         closed_by=record.closed_by,
         seconds=round(record.ended - record.started, 3),
     )
-    if trace is not None:
-        trace.write(record.row())

@@ -56,6 +56,11 @@ class Recovery:
             self.scope.deadline = self._limit
 
     @property
+    def limited(self) -> bool:
+        """Its time may come to an end: `scope` has to be entered around what follows."""
+        return self.scope.deadline < math.inf
+
+    @property
     def permitted(self) -> bool:
         """May an attempt be made now? If not, `turn` has to be awaited."""
         if self._failure is None:

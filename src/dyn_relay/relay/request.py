@@ -98,12 +98,16 @@ class LogicalRequest:
 
     async def _guarded(self) -> None:
         ending = self._ending
+        recovery = self._choice.recovery
         try:
-            with self._choice.recovery.scope:
-                return await self._run()
+            if not recovery.limited and await self._run():
+                return  # as almost always: no time limit came into being
+            with recovery.scope:
+                await self._run(limited=True)
+                return
             self._leave()
             if not self._answered():
-                await ending.timed_out(*self._choice.recovery.expired)
+                await ending.timed_out(*recovery.expired)
         except (ClientGone, ConnectionBroken):
             self._leave()
             ending.left()
@@ -120,7 +124,7 @@ class LogicalRequest:
             ending.close(Step.FAIL, Outcome.FAILED, "proxy")
             raise
         finally:
-            self._choice.recovery.release()
+            recovery.release()
 
     def _answered(self) -> bool:
         """Was the request interrupted when its client had the whole answer, and only the framing was awaited?"""
@@ -128,42 +132,57 @@ class LogicalRequest:
             self._ending.close(Step.FINISH, Outcome.DONE, "worker")
         return self._downstream.ended
 
-    async def _run(self) -> None:
+    async def _run(self, *, limited: bool = False) -> bool:
+        """Serve until the request has ended; False as soon as its time is limited, unless that is known already."""
+        ending = self._ending
         try:
-            await self._enter()
-            while not self.abort_wished:
-                if self.record.started_work and self._context.fleet.calm.disturbed:
-                    await self._choice.wait(self._context.fleet.calm.wait)
-                pair = await self._choice.pair()
-                if pair is None:
-                    if not self.record.attempts:
-                        self._admit(UNKNOWN)  # for the header of what is about to be said
-                    unfit = self._choice.candidates.unfit(self._choice.budget.excluded)
-                    return await self._ending.nobody_left(self._last, self._choice.budget.history, unfit)
-                failure = await self._try(pair)
-                if failure is not None and failure.kind is Kind.STALE and self._may_redial(pair):
-                    # Under another name: the worker may have read the request, and be at work on it.
-                    self._leave()
-                    self.record.step(Step.CUT)
-                    failure = await self._try(pair, again=True)
-                if failure is None:
-                    assert self._last is not None
-                    self._choice.recovery.release()
-                    return await self._ending.finish(self._last)
-                if not await self._survives(failure):
-                    return None
-                if pause := self._choice.budget.backoff(self._context.rng):
-                    await self._choice.wait(partial(trio.sleep, pause))
+            if not self.record.attempts:
+                await self._enter()
+            return await self._attempts(limited)
         except Unwanted:
             self._current = None
+            await ending.abort()
         except CannotComplete as exc:
-            return await self._ending.cannot_continue(exc.reason, self._choice.budget.history)
+            await ending.cannot_continue(exc.reason, self._choice.budget.history)
         except SuspectedPoison:
-            return await self._ending.poison()
+            await ending.poison()
         except Crowded as exc:
             self._admit(UNKNOWN)
-            return await self._ending.crowded(exc)
-        return await self._ending.abort()
+            await ending.crowded(exc)
+        return True
+
+    async def _attempts(self, limited: bool) -> bool:
+        """See `_run`."""
+        choice, ending = self._choice, self._ending
+        while not self.abort_wished:
+            if self.record.started_work and self._context.fleet.calm.disturbed:
+                await choice.wait(self._context.fleet.calm.wait)
+            pair = await choice.pair()
+            if pair is None:
+                if not self.record.attempts:
+                    self._admit(UNKNOWN)  # for the header of what is about to be said
+                unfit = choice.candidates.unfit(choice.budget.excluded)
+                await ending.nobody_left(self._last, choice.budget.history, unfit)
+                return True
+            failure = await self._try(pair)
+            if failure is not None and failure.kind is Kind.STALE and self._may_redial(pair):
+                # Under another name: the worker may have read the request, and be at work on it.
+                self._leave()
+                self.record.step(Step.CUT)
+                failure = await self._try(pair, again=True)
+            if failure is None:
+                assert self._last is not None
+                choice.recovery.release()
+                await ending.finish(self._last)
+                return True
+            if not await self._survives(failure):
+                return True
+            if pause := choice.budget.backoff(self._context.rng):
+                await choice.wait(partial(trio.sleep, pause))
+            if choice.recovery.limited and not limited:
+                return False
+        await ending.abort()
+        return True
 
     async def _enter(self) -> None:
         """Wait for the request's turn. Raises `Crowded`, `ClientGone`, `Unwanted`."""

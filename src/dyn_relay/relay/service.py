@@ -18,7 +18,7 @@ from dyn_relay.http11.server import Request, ServerConnection
 from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import MIGRATABLE_HEADER, Downstream
 from dyn_relay.relay.explain import explained
-from dyn_relay.relay.headers import native_headers, to_worker
+from dyn_relay.relay.headers import to_worker
 from dyn_relay.relay.orders import Said, tell, tell_all
 from dyn_relay.relay.queue import GENERATING, Entry
 from dyn_relay.relay.record import Outcome, RequestRecord, publish
@@ -84,7 +84,7 @@ class Relay:
         if taken is not None:
             await self._reject(connection, path, context.format.duplicate(native, taken), "rid", taken)
             return
-        headers = native_headers(to_worker(request.headers, context.config))
+        headers = to_worker(request.headers, context.config, native=True)
         size = len(request.body)
         with self._queued(size) as entry:
             if isinstance(opened, Bundle):
@@ -144,7 +144,7 @@ class Relay:
             with self._context.queue.join() or nullcontext() as entry:
                 yield entry
         finally:
-            held.dec(size)
+            held.inc(-size)
 
     def _enter(self, request: LogicalRequest) -> None:
         self._context.live.add(request)
@@ -155,7 +155,7 @@ class Relay:
         try:
             await request.serve()
         finally:
-            self._context.metrics.requests_in_flight.dec()
+            self._context.metrics.requests_in_flight.inc(-1)
             self._context.live.remove(request)
 
     async def tell_all(
@@ -166,7 +166,7 @@ class Relay:
         target = f"{request.path.rstrip('/')}?{request.query}" if request.query else request.path.rstrip("/")
         content_type = get(request.headers, b"content-type") or b""
         order = Outbound(request.method, target, request.body, content_type)
-        headers = native_headers(to_worker(request.headers, context.config))
+        headers = to_worker(request.headers, context.config, native=True)
         return await tell_all(context, workers, order, headers, timeout, once=once)
 
     def pause(self) -> None:

@@ -149,7 +149,7 @@ class SglangExchange(Paired):
             rank = None  # the client's own body says so
         self._as_is = not self.verdict.migratable
         if self._owed_finish:
-            self._take = self._take_rows
+            self._take = SglangExchange._take_rows
         place, self.beside = continuation.placed(traits, rank), None
         if pairing is not None:
             attempt.prefilled = self._beside(pairing, rid if self.named or not self._as_is else "")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Raw
@@ -55,7 +56,8 @@ class Reader(Steady):
 
     def __init__(self, request: Request, rid: str, rules: Rules) -> None:
         super().__init__(request, rid, rules)
-        self._take: Callable[[bytes, bytes, float], Sequence[bytes]] = self._blind
+        #: Not bound to the exchange: one that refers to itself stays, with its body, until garbage is collected.
+        self._take: Callable[[Any, bytes, bytes, float], Sequence[bytes]] = Reader._blind
         #: The current attempt's worker has answered 200, in one piece.
         self._one_piece = False
         #: Something of a request that is not migratable has gone to the client.
@@ -72,14 +74,14 @@ class Reader(Steady):
         self._finished = self._aborted = self._even = False
         self._steady = None
         if not self.verdict.migratable:
-            self._take = self._blind
+            self._take = Reader._blind
         elif not self.streaming:
-            self._take = self._folded
+            self._take = Reader._folded
             self._even = not self._ledger.replays
         else:
             plain = attempt.rid == self.rid and not attempt.base and not self._request.hides_prompt
             plain = plain and self._dialect in (None, attempt.hint)
-            self._take = self._plain if plain else self._rebased
+            self._take = Reader._plain if plain else Reader._rebased
             self._even = plain and not self._ledger.replays
 
     @property
@@ -134,14 +136,14 @@ class Reader(Steady):
                     out.append(self._done(whole))
                 else:
                     # JSON has line ends between its words only; in an event that is written again they would end it.
-                    out += self._take(whole, data.replace(b"\n", b" "), now)
+                    out += self._take(self, whole, data.replace(b"\n", b" "), now)
         except UNREADABLE as exc:
             # NotJson and Foreign are ValueErrors; so is a count that does not add up.
             self._stop(End.GARBAGE, str(exc))
         return b"".join(out)
 
     def _done(self, whole: bytes) -> bytes:
-        if not self._finished and self._take != self._blind:
+        if not self._finished and self._take is not Reader._blind:
             raise Foreign("[DONE] without a finish")
         self.end = End.ABORTED if self._aborted else End.FINISHED
         return whole if self.streaming else b""
@@ -157,7 +159,7 @@ class Reader(Steady):
         if self._attempt.events or self._attempt.base:
             raise exc
         self.verdict = Verdict(IDS)
-        self._take = self._blind
+        self._take = Reader._blind
         return self._blind(whole, data, now)
 
     @property
