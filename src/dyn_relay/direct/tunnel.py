@@ -43,7 +43,7 @@ class Tunnel:
             log.debug("not told over HTTP", origin=str(origin), path=order.path, error=str(exc))
 
     async def take(self, served: ServerConnection, request: Request, origin: Origin) -> None:
-        """Answer `request` with what the server at its end says; an answer that breaks off does so here, too.
+        """Answer `request` with what the server at its end says; one that breaks off, or never comes, is cut here, too.
 
         Raises `ConnectFailed`, `BadResponse`, `ConnectionBroken`.
         """
@@ -52,5 +52,5 @@ class Tunnel:
             await forward(self._network, served, request, upstream)
         finally:
             upstream.discard()
-            if served.started and not served.complete:
+            if not served.complete:
                 served.break_off()
