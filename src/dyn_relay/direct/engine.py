@@ -70,7 +70,11 @@ class Engine:
     def __init__(self, channels: Channels) -> None:
         self.channels = channels
         self._facts: Facts | None = None
-        self._asking = trio.Lock()
+        #: Not set while somebody asks for them.
+        self._asked = trio.Event()
+        self._asked.set()
+        #: It is cumulative, and tells of few tokens at a time.
+        self._dense = False
         #: Messages of generations that have come, of all requests.
         self._heard = 0
         self._hearing = trio.lowlevel.ParkingLot()
@@ -87,16 +91,15 @@ class Engine:
             methods.GET_SERVER_INFO, pb.GetServerInfoRequest(), timeout=QUICK, metadata=metadata
         )
         info = {"version": SPOKEN} | _object.decode(said.json_info)
-        interval = info.get("stream_interval")
-        dense = info.get("incremental_streaming_output") is not True
-        dense = dense and not (isinstance(interval, int) and interval >= SPARSE)
-        if dense and (self._facts is None or self._facts.incremental):
+        incremental, interval = info.get("incremental_streaming_output") is True, info.get("stream_interval")
+        before, self._dense = self._dense, not incremental and not (isinstance(interval, int) and interval >= SPARSE)
+        if self._dense and not before:
             advice = "start it with --incremental-streaming-output, or a long --stream-interval"
             log.warning("each token of this engine brings all of its answer so far", advice=advice)
         features, port = info.get("grpc_features"), info.get("port")
         self._facts = Facts(
             known=known,
-            incremental=info.get("incremental_streaming_output") is True,
+            incremental=incremental,
             tokenizer=info.get("skip_tokenizer_init") is not True,
             paired=info.get("disaggregation_mode") in ("prefill", "decode"),
             features=frozenset(map(str, features)) if isinstance(features, list) else frozenset(),
@@ -105,15 +108,28 @@ class Engine:
         return info
 
     async def facts(self, metadata: Metadata = ()) -> Facts:
-        """What the process says that calls go to now. Raises as `server_info`."""
-        async with self._asking:
-            await self.channels.reach()
-            facts = self._facts
-            if facts is None or facts.known != self.channels.made:
-                await self.server_info(metadata)
-                facts = self._facts
-            assert facts is not None
-            return facts
+        """What the process says that calls go to now. Raises as `server_info`.
+
+        Who comes while another asks waits for that answer, and asks itself only if there was none: of another's key it
+        says nothing, and at an engine that hangs nobody waits more than twice.
+        """
+        await self.channels.reach()
+        told = True
+        while (facts := self._facts) is None or facts.known != self.channels.made:
+            if self._asked.is_set() or not told:
+                return await self._ask(metadata)
+            await self._asked.wait()
+            told = self._facts is not facts
+        return facts
+
+    async def _ask(self, metadata: Metadata) -> Facts:
+        self._asked = asked = trio.Event()
+        try:
+            await self.server_info(metadata)
+        finally:
+            asked.set()
+        assert self._facts is not None
+        return self._facts
 
     async def state(self, metadata: Metadata = ()) -> pb.EngineStateSnapshot:
         """Whether it calls itself well, and paused. Raises `ConnectFailed`, `CallFailed`."""
