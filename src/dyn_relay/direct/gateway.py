@@ -75,8 +75,10 @@ class Gateway:
         try:
             try:
                 await self._route(served, request, path)
-            except (CannotCarry, TooLarge) as exc:
-                await self._otherwise(served, request, 400, f"body: {exc}" if isinstance(exc, TooLarge) else str(exc))
+            except CannotCarry as exc:
+                await self._otherwise(served, request, 400, str(exc))
+            except TooLarge as exc:
+                await self._otherwise(served, request, 400, f"body: {exc}")
         except (ConnectFailed, CallFailed) as exc:
             if served.started or meaning(exc) in (Meaning.DEATH, Meaning.ABORTED):
                 raise Broken(str(exc)) from exc
