@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 
 from dyn_relay.direct.gateways import IDLE, Gateways
 from dyn_relay.grpc.status import Code
@@ -254,6 +255,26 @@ async def test_one_that_is_forgotten_while_several_dial_it(autojump_clock):
             await trio.sleep(1)
             gateways.forget(origin)
     assert len(failures) == 5
+
+
+async def test_what_was_dialled_when_a_defect_ended_it_is_broken(autojump_clock, monkeypatch):
+    """Else it would wait for ever for an answer; the next dial makes another gateway."""
+    broken = trio.Event()
+
+    async def serve(*args: Any, **more: Any) -> None:
+        await broken.wait()
+        raise RuntimeError("a defect")
+
+    async with world() as w:
+        with monkeypatch.context() as patched, capture_logs() as lines:
+            patched.setattr("dyn_relay.direct.gateways.serve", serve)
+            connection = await w.gateways.dial(w.origin)
+            await connection.send(b"GET /model_info HTTP/1.1\r\nhost: x\r\n\r\n")
+            broken.set()
+            with trio.fail_after(1), pytest.raises(ConnectionBroken):
+                await connection.receive()
+        assert ["defect" in line["event"] for line in lines] == [True]
+        assert (await w.ask("/model_info")).status == 200
 
 
 # -- other paths ---------------------------------------------------------------------------------------------------
