@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 import trio
@@ -32,6 +32,8 @@ from dyn_relay.sidecar.tap import Tap
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("sidecar")
 
+T = TypeVar("T")
+
 #: Seconds after the engine's death in which what its connections still hold is delivered; then they are cut.
 LAST_BYTES = 0.5
 #: Seconds before the end of the grace period in which proxies are to take what still runs elsewhere.
@@ -49,6 +51,7 @@ class Sidecar:
         self.reservations = Reservations()
         #: Where it listens, and under which URL proxies know that; as soon as it has a port.
         self.port = settings.address[1]
+        #: That port has been open: proxies may know its URL, so it is kept.
         self._shown = False
         #: Somebody can be served.
         self.open = trio.Event()
@@ -109,7 +112,7 @@ class Sidecar:
                     background.start_soon(one.run)
                 task_status.started()
                 while not self._draining.is_set():
-                    await self._wait()
+                    await self._unless_told(self.engine.up)
                     if not self._draining.is_set():
                         await self._live()
                 await self._withdrawn()
@@ -117,30 +120,23 @@ class Sidecar:
         finally:
             self._pool.close()
 
-    async def _wait(self) -> None:
-        """For the engine, or the order to end."""
+    async def _unless_told(self, wait: Callable[[], Awaitable[T]]) -> T | None:
+        """What `wait()` gives; None if the order to end comes first."""
+        results: list[T] = []
         async with trio.open_nursery() as nursery:
 
-            async def first(event: Any) -> None:
-                await event()
+            async def run() -> None:
+                results.append(await wait())
                 nursery.cancel_scope.cancel()
 
-            nursery.start_soon(first, self.engine.up)
-            nursery.start_soon(first, self._draining.wait)
+            nursery.start_soon(run)
+            await self._draining.wait()
+            nursery.cancel_scope.cancel()
+        return results[0] if results else None
 
     async def _live(self) -> None:
         """One life of the engine, or what is left of it when the order to end comes."""
-        listener: Listener | None = None
-        async with trio.open_nursery() as nursery:
-
-            async def listen() -> None:
-                nonlocal listener
-                listener = await self._listen()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(listen)
-            await self._draining.wait()
-            nursery.cancel_scope.cancel()
+        listener = await self._unless_told(self._listen)
         if listener is None:
             return
         role = self.settings.worker_type or self.engine.traits.role
