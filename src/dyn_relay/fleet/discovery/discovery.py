@@ -84,8 +84,8 @@ class _Followed:
         # Those that join come first, so that a fleet which is exchanged is never empty.
         for origin in self.named:
             if origin not in before:
-                _, role, port, back, _ = self.source.named.get(origin, Named(origin))
-                self._fleet.add(str(origin), self.source.name, role, port, back=back)
+                one = self.source.named.get(origin, Named(origin))
+                self._fleet.add(str(origin), self.source.name, one.role, one.bootstrap_port, back=one.back)
         for origin in before:
             if origin not in self.named:
                 self._fleet.withdraw(str(origin), by=self.source.name)
