@@ -19,6 +19,10 @@ RECEIVE_SIZE = 65536
 #: Bytes asked of one read while a large body is coming in.
 LARGE_RECEIVE_SIZE = 262144
 
+#: Seconds. Woken so much later than it wanted to be, this process stood still (SIGSTOP, a paused machine): what others
+#: have sent meanwhile is not read yet, so nobody is late, and their time begins anew.
+STOPPED = 1.0
+
 
 class ConnectionBroken(Exception):
     """The peer reset the connection, or it was used after it broke."""

@@ -8,10 +8,6 @@ from dataclasses import dataclass
 from dyn_relay.grpc.messages import MAX_MESSAGE
 from dyn_relay.net import Network
 
-#: Seconds too late for a deadline, from which it is we who stood still (SIGSTOP, a paused machine): what the server has
-#: sent meanwhile is not read yet, so its time begins anew.
-STOPPED = 1.0
-
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:

@@ -10,8 +10,8 @@ from dyn_relay.grpc import metadata
 from dyn_relay.grpc.http2 import STREAM_WINDOW
 from dyn_relay.grpc.messages import Inbox
 from dyn_relay.grpc.metadata import Metadata
-from dyn_relay.grpc.options import STOPPED
 from dyn_relay.grpc.status import CallFailed, Lost
+from dyn_relay.net import STOPPED
 
 #: Seconds without a byte in the middle of a message that is waited for, after which its sender is taken for lost.
 HALF_MESSAGE = 60.0

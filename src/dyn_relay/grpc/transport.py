@@ -18,10 +18,10 @@ from h2.exceptions import ProtocolError
 
 from dyn_relay.grpc.frames import FrameSplitter, GoAway
 from dyn_relay.grpc.http2 import CONNECTION_WINDOW, code_name, goodbye, new_client
-from dyn_relay.grpc.options import STOPPED, Options
+from dyn_relay.grpc.options import Options
 from dyn_relay.grpc.status import Lost
 from dyn_relay.grpc.stream import Stream
-from dyn_relay.net import RECEIVE_SIZE, ConnectFailed, Connection, ConnectionBroken
+from dyn_relay.net import RECEIVE_SIZE, STOPPED, ConnectFailed, Connection, ConnectionBroken
 
 #: Bytes waiting to be written above which no request's data is added.
 _BACKLOG = 65536
@@ -371,6 +371,8 @@ class Transport:
     def _keep_time(self) -> None:
         now = trio.current_time()
         if now > self._alarm + STOPPED:
+            # We stood still, not the server: its bytes may lie unread, and this task may run before the one that reads
+            # them. So it has all of its time from now on.
             self._heard = now
         if now < self._due():
             return

@@ -16,13 +16,12 @@ from dyn_relay.fleet.discovery.base import Report, Source
 from dyn_relay.fleet.stage import Named
 from dyn_relay.fleet.worker import Role
 from dyn_relay.http11.origin import Origin
+from dyn_relay.net import STOPPED
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("discovery")
 
 #: So many URLs that have had a lease are remembered, the last ones.
 REMEMBERED = 4096
-#: Seconds. Woken so much later than it wanted to be, this process did not run, and could hear nobody.
-STOPPED = 1.0
 
 
 class Held(msgspec.Struct):
