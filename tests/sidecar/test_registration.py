@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 import trio
 
@@ -12,7 +15,7 @@ from dyn_testkit.background import background
 from dyn_testkit.client import fetch
 from dyn_testkit.fleet import open_fleet
 from dyn_testkit.relay import open_relay, until
-from dyn_testkit.sidecar import open_sidecar
+from dyn_testkit.sidecar import SidecarHost, open_sidecar
 from dyn_testkit.simnet import SimNetwork
 from dyn_testkit.worker import MockWorker, WorkerOptions
 from tests.relay.bodies import ORACLE, generate
@@ -408,35 +411,33 @@ async def test_one_that_died_is_not_kept_out_by_what_was_said_to_it(autojump_clo
             await until(lambda: bool(w.listed()))
 
 
-async def test_a_drain_ends_one_that_waits_for_its_port(autojump_clock):
+@asynccontextmanager
+async def robbed(listen: str) -> AsyncIterator[tuple[SidecarHost, int]]:
+    """A sidecar whose port, this one, was taken while it waited for its engine, which is there now."""
     network = SimNetwork(1)
     async with open_fleet(network, "w{}", 30000) as fleet:
         [worker] = await fleet(1)
         worker.kill()
-        async with open_sidecar(network, worker.url, (), "side:31000") as host:
+        async with open_sidecar(network, worker.url, (), listen) as host:
             await trio.sleep(5)
-            other = await network.listen("side", 31000)
+            thief = await network.listen("side", host.sidecar.port)
             await worker.restart()
-            await trio.sleep(60)
-            assert not host.sidecar.open.is_set()
-            host.sidecar.drain()
-            with trio.fail_after(1):
-                await host.ended.wait()
-            other.close()
+            yield host, thief.port
+            thief.close()
+
+
+async def test_a_drain_ends_one_that_waits_for_its_port(autojump_clock):
+    async with robbed("side:31000") as (host, _):
+        await trio.sleep(60)
+        assert not host.sidecar.open.is_set()
+        host.sidecar.drain()
+        with trio.fail_after(1):
+            await host.ended.wait()
 
 
 async def test_a_port_that_nobody_knows_yet_may_be_another_one(autojump_clock):
-    network = SimNetwork(1)
-    async with open_fleet(network, "w{}", 30000) as fleet:
-        [worker] = await fleet(1)
-        worker.kill()
-        async with open_sidecar(network, worker.url, (), "side:0") as host:
-            await trio.sleep(5)
-            taken = host.sidecar.port
-            other = await network.listen("side", taken)
-            await worker.restart()
-            with trio.fail_after(60):
-                await host.sidecar.open.wait()
-            assert host.sidecar.port not in (0, taken)
-            assert str(host.sidecar.port) in host.sidecar.url
-            other.close()
+    async with robbed("side:0") as (host, taken):
+        with trio.fail_after(60):
+            await host.sidecar.open.wait()
+        assert host.sidecar.port not in (0, taken)
+        assert str(host.sidecar.port) in host.sidecar.url
