@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from chaos_http import Script, plain, serving
 from click.testing import CliRunner
 from rich.console import Console
 
-from dyn_chaos import processes
+from dyn_chaos import mix, processes
 from dyn_chaos.campaigns.base import Load, Order, When
 from dyn_chaos.campaigns.demo import BODY, PLANS, STREAM, demo, verify
 from dyn_chaos.campaigns.table import CAMPAIGNS
 from dyn_chaos.cli import main
 from dyn_chaos.distribution import Distribution
 from dyn_chaos.fleet import Attached
+from dyn_chaos.load import Plan
 from dyn_chaos.processes import NotReady
 from dyn_chaos.report import Outcome
 from dyn_chaos.run import Setup, run
@@ -127,8 +129,19 @@ async def test_a_rolling_drain_fails_no_request(tmp_path: Path) -> None:
     assert {row["outcome"] for row in seen.rows} == {"done"}
 
 
-async def test_a_soak_keeps_no_answer_that_is_right(tmp_path: Path) -> None:
-    load = Load(requests=None, minutes=0.1, clients=4, tokens=LOAD.tokens, sse=0.75)
+async def test_a_soak_keeps_no_answer_that_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients send until some answer has moved: on a busy machine a kill may come after the streams that it is for."""
+    draw = mix.draw
+
+    def until_moved(load: Load, seed: int) -> Iterator[Plan]:
+        for plan in draw(load, seed):
+            rows = (tmp_path / "relay.jsonl").read_bytes().splitlines()
+            if any(len(json.loads(row)["attempts"]) > 1 for row in rows):
+                return
+            yield plan
+
+    monkeypatch.setattr(mix, "draw", until_moved)
+    load = Load(requests=None, minutes=1.0, clients=4, tokens=LOAD.tokens, sse=0.75)
     outcome = await campaign(
         tmp_path, "soak", load, when=When(streams=2, tokens=8), order=Order(duration=0.0, every=1.0)
     )
