@@ -44,8 +44,8 @@ def get_all(headers: Headers, name: bytes) -> list[bytes]:
 
 def tokens(headers: Headers, name: bytes) -> list[bytes]:
     """The members of a comma-separated list field, over all its lines, in lower case; empty ones left out."""
-    members = (part.strip().lower() for value in get_all(headers, name) for part in value.split(b","))
-    return [member for member in members if member]
+    values = [value for key, value in headers if key == name]
+    return [member for value in values for part in value.split(b",") if (member := part.strip().lower())]
 
 
 def end_to_end(headers: Headers) -> Headers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import islice
 
 import trio
@@ -55,8 +54,7 @@ class Ending:
             except CannotComplete as exc:
                 await self._fail(502, exc.reason, f"the worker's answer cannot be read: {exc.reason}")
                 return
-            marked = self._marked(answer)
-            await self._downstream.answer(replace(marked, headers=[*marked.headers, *attempt.worker_headers]))
+            await self._downstream.answer(_with(self._marked(answer), attempt.worker_headers))
         if self._exchange.end is End.ABORTED:
             self.close(Step.ABORT, Outcome.ABORTED, "worker")
         else:
@@ -106,7 +104,7 @@ class Ending:
             await downstream.send(downstream.finish(exchange.last_words()))
         else:
             answer = exchange.answer(trio.current_time())
-            await downstream.answer(replace(answer, headers=[*answer.headers, *attempt.worker_headers]))
+            await downstream.answer(_with(answer, attempt.worker_headers))
         self._record.error = kind.value
         self.close(Step.FINISH, Outcome.ENGINE_ERROR, "worker")
 
@@ -175,7 +173,7 @@ class Ending:
         """A whole answer; its head can still say what the head of a stream, long out, cannot."""
         if not self._exchange.crossed_versions():
             return answer
-        return replace(answer, headers=[*answer.headers, (CROSSED_HEADER, b"yes")])
+        return _with(answer, [(CROSSED_HEADER, b"yes")])
 
     async def _fail(self, status: int, reason: str, message: str, headers: Headers | None = None) -> None:
         """Tell the client that there is no complete answer, so that it cannot be overlooked."""
@@ -185,7 +183,7 @@ class Ending:
             await downstream.fail(exchange.failure_event(status, reason, message))
         else:
             answer = exchange.failure(status, reason, message, self._record.started_work)
-            await downstream.answer(replace(answer, headers=[*answer.headers, *(headers or [])]))
+            await downstream.answer(_with(answer, headers or []))
         self.close(Step.FAIL, Outcome.FAILED, "proxy")
 
     def close(self, step: Step, outcome: Outcome, closed_by: str) -> None:
@@ -208,6 +206,10 @@ class Ending:
             context.metrics.refused(record.refusal)
         if record.bundle is None:
             context.metrics.answered(record.path if self._native else "bridged", record.status)
+
+
+def _with(answer: Answer, headers: Headers) -> Answer:
+    return Answer(answer.status, answer.body, answer.content_type, [*answer.headers, *headers])
 
 
 def _words(history: tuple[Failure, ...]) -> str:

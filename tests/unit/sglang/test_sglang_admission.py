@@ -256,7 +256,7 @@ def test_rows_that_are_asked_only_if_their_field_is_named(row: Row) -> None:
     """They would allow every other request, and a worker's default names a field, too."""
     assert not row.forbids(Request(request(PLAIN)), UNKNOWN)
     if row.where == "`sampling_params`":
-        assert verdict(PLAIN, Traits(sampling_defaults={row.field: 7})) == row.field
+        assert verdict(PLAIN, Traits(sampling_defaults={row.field: 7.5})) == row.field
 
 
 def test_deep_values_are_not_looked_into() -> None:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Raw
 
 from dyn_relay.formats.base import CannotComplete, End, Verdict
-from dyn_relay.formats.sglang.answer import IDS, Rule, may_be_rows, rule
+from dyn_relay.formats.sglang.answer import IDS, UNCONTINUED, Rule, may_be_rows, rule
 from dyn_relay.formats.sglang.detection import spoken, told
 from dyn_relay.formats.sglang.dialect import Dialect, deltas
 from dyn_relay.formats.sglang.events import (
@@ -295,9 +295,8 @@ class Account:
                 self.prompt_tokens = self._request.prompt_tokens
             else:
                 self.verdict = Verdict("text")
-        uncontinued = next((name for name in meta if rule(name) is Rule.UNCONTINUED), "")
-        if uncontinued:
-            self.verdict = Verdict(uncontinued)
+        if not UNCONTINUED.isdisjoint(meta):
+            self.verdict = Verdict(next(name for name in meta if name in UNCONTINUED))
         snapshot(ledger, top, meta)
         self.cached_tokens = number(meta, "cached_tokens")
         clock = plain(meta[SENT]) if SENT in meta else None

@@ -32,6 +32,8 @@ class Row:
     forbids: Callable[[Request, Traits], bool]
     #: It asks for the field's value only, and an absent one is allowed: no need to ask where nobody names the field.
     only_if_named: bool = False
+    #: It asks only what keeps the body from being read.
+    only_if_unreadable: bool = False
 
 
 def _spelled(value: object) -> str:
@@ -57,17 +59,19 @@ def unless(where: str, field: str, neutral: tuple[object, ...], why: str) -> Row
 
 def unreadable(field: str, where: str, when: str, why: str) -> Row:
     """We cannot tell what is asked; the engine shall say so itself."""
-    return Row(field, where, when, why, lambda request, _: request.unreadable == field)
+    return Row(field, where, when, why, lambda request, _: request.unreadable == field, only_if_unreadable=True)
 
 
-def _wrong(field: str, kinds: type | tuple[type, ...]) -> Callable[[Request, Traits], bool]:
+def unless_a(kind: type, field: str, when: str) -> Row:
+    """The sampling parameter is absent, `null`, or of that kind."""
+
     def forbids(request: Request, _: Traits) -> bool:
         value = request.parameter(field)
-        if kinds is int and isinstance(value, int) and (isinstance(value, bool) or abs(value) >= _INT_LIMIT):
+        if kind is int and isinstance(value, int) and (isinstance(value, bool) or abs(value) >= _INT_LIMIT):
             return True
-        return not isinstance(value, Absent | None) and not isinstance(value, kinds)
+        return not isinstance(value, Absent | None) and not isinstance(value, kind)
 
-    return forbids
+    return Row(field, _SAMPLING, when, "the engine answers 400", forbids, only_if_named=True)
 
 
 #: The first release that is known to hold a stream's event back while a stop string may have begun.
@@ -205,6 +209,7 @@ TABLE: tuple[Row, ...] = (
         "string with other than ASCII characters after its first",
         _STRINGS,
         _stop,
+        only_if_named=True,
     ),
     unless(_SAMPLING, "stop_regex", (None, "", []), _STOP),
     unless(_SAMPLING, "custom_params", (None, {}), "read by code that we do not know (thinking budgets, top-p replay)"),
@@ -217,11 +222,12 @@ TABLE: tuple[Row, ...] = (
         "without a budget nothing is left to reduce",
         _unbounded,
     ),
-    Row("min_new_tokens", _SAMPLING, "not an integer", "the engine answers 400", _wrong("min_new_tokens", int)),
-    Row("stop_token_ids", _SAMPLING, "not an array", "the engine answers 400", _wrong("stop_token_ids", list)),
-    Row("ignore_eos", _SAMPLING, "not a boolean", "the engine answers 400", _wrong("ignore_eos", bool)),
-    Row("stream_interval", _SAMPLING, "not an integer", "the engine answers 400", _wrong("stream_interval", int)),
+    unless_a(int, "min_new_tokens", "not an integer"),
+    unless_a(list, "stop_token_ids", "not an array"),
+    unless_a(bool, "ignore_eos", "not a boolean"),
+    unless_a(int, "stream_interval", "not an integer"),
 )
+_READABLE = tuple(row for row in TABLE if not row.only_if_unreadable)
 
 
 def judge(request: Request, traits: Traits) -> Verdict:
@@ -233,9 +239,12 @@ def judge(request: Request, traits: Traits) -> Verdict:
 def deciding(request: Request, traits: Traits) -> Row | None:
     """The row that forbids it; None if none does."""
     request.defaults = traits.sampling_defaults or {}
-    named = request.fields.keys() | request.sampling.keys() | request.defaults.keys()
-    rows = (row for row in TABLE if not row.only_if_named or row.field in named)
-    return next((row for row in rows if row.forbids(request, traits)), None)
+    named = {*request.fields, *request.sampling, *request.defaults}
+    rows = TABLE if request.unreadable else _READABLE
+    for row in [row for row in rows if not row.only_if_named or row.field in named]:
+        if row.forbids(request, traits):
+            return row
+    return None
 
 
 _PAGE = """# Which requests are rescued

@@ -36,18 +36,20 @@ def pinned(request: Request) -> int | None:
 
 def session(request: Request) -> str:
     """What its client calls the session that it belongs to; its rid, without turn and retry, if it says no more."""
-    named = (request.value(name) for name in _SESSIONS)
+    for name in _SESSIONS:
+        value = request.value(name)
+        if isinstance(value, str) and value:
+            return value
     inner = request.value("session_params")
-    found = next((value for value in named if isinstance(value, str) and value), None)
-    if found is None and isinstance(inner, dict) and isinstance(inner.get("id"), str):
-        found = inner["id"]
-    return found or _TURN.sub("", request.rid) or request.rid
+    if isinstance(inner, dict) and isinstance(inner.get("id"), str) and inner["id"]:
+        return str(inner["id"])
+    return _TURN.sub("", request.rid) or request.rid if request.rid else ""
 
 
 def cache_space(request: Request) -> bytes:
     """Equal for two requests whose equal prefixes are one to the cache."""
-    given = ((at, request.fields.get(name, NULL)) for at, name in enumerate(_SPACES))
-    return b"".join(b"%d:%b;" % (at, bytes(value)) for at, value in given if value != NULL)
+    given = [(at, request.fields[name]) for at, name in enumerate(_SPACES) if name in request.fields]
+    return b"".join([b"%d:%b;" % (at, bytes(value)) for at, value in given if value != NULL])
 
 
 def prefix(request: Request, delivered: array[int]) -> Sequence[int] | str | None:

@@ -12,7 +12,7 @@ import enum
 from msgspec import Raw
 
 from dyn_relay.formats.sglang.replay import SWITCHES
-from dyn_relay.formats.sglang.wire import is_list
+from dyn_relay.formats.sglang.wire import Fields, is_list
 
 
 class Rule(enum.Enum):
@@ -110,6 +110,9 @@ _BY_RULE: dict[Rule, tuple[str, ...]] = {
 
 RULES: dict[str, Rule] = {name: rule for rule, names in _BY_RULE.items() for name in names}
 
+#: Whoever has one of these is not continued.
+UNCONTINUED = frozenset(_BY_RULE[Rule.UNCONTINUED])
+
 #: A ratio's parts: (numerator, denominator), by release; the first pair of which both are there counts.
 RATIOS: dict[str, tuple[tuple[str, str], ...]] = {
     "spec_accept_rate": (
@@ -146,6 +149,16 @@ RECOMPUTED = "dyn_relay_recomputed_rows"
 def rule(name: str) -> Rule | None:
     """The rule for a field; None for one that is not known: joined if it is a list with one element a token."""
     return RULES.get(name) or (Rule.FIRST if name.startswith("input_") else None)
+
+
+def of_prompt(fields: Fields) -> Fields:
+    """Those of `Rule.FIRST`, as values of their own."""
+    first = Rule.FIRST
+    return {
+        name: value.copy()
+        for name, value in fields.items()
+        if RULES.get(name) is first or (name not in RULES and name.startswith("input_"))
+    }
 
 
 def may_be_rows(name: str, value: Raw) -> bool:

@@ -97,7 +97,10 @@ class SglangExchange(Paired):
 
     def lacks(self, traits: Traits) -> str:
         """What the request asks for and a worker with these traits has not said to have; "" if it has all."""
-        return next((need.name for need in self._needs if not need.met(self._request, traits)), "")
+        for need in self._needs:
+            if not need.met(self._request, traits):
+                return need.name
+        return ""
 
     def unfit(self, traits: Traits) -> str:
         """Why no later attempt may go to a worker with these traits; "" if one may."""
@@ -341,7 +344,10 @@ class SglangExchange(Paired):
 
     def crossed_versions(self) -> bool | None:
         """True if an answer's tokens come from more than one weight version; None if not all that made them told."""
-        answers = [{*map(label, self._versions()), *self._labels[0]}, *self._labels.values()]
+        told = set(map(label, self._versions()))
+        if len(told) == 1 and None not in told and not (self._labels or self._computed or self._attempt.prefilled):
+            return False  # as almost always
+        answers = [told | self._labels[0], *self._labels.values()]
         # The first token, and what all others build upon, are the prefill worker's.
         computed = self._computed | self._prompt_version()
         if any(len((labels | computed) - {None}) > 1 for labels in answers):

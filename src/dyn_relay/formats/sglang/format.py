@@ -194,6 +194,8 @@ def _protect(request: Request) -> None:
     if request.highest >= _ID_LIMIT:
         raise rejected("input_ids", f"input_ids contains {request.highest}, which is no token id.", request.stream)
     for field, least in (("logprob_start_len", -1), ("top_logprobs_num", 0)):
+        if field not in request.fields:
+            continue
         value = request.value(field)
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, int) and one < least:

@@ -30,8 +30,10 @@ _NOTHING: tuple[object, ...] = (ABSENT, None, "", [], 0)
 
 
 def _spelled(request: Request) -> bool:
-    only_text = request.value("input_ids") in (ABSENT, None) and request.value("text") not in (ABSENT, None)
-    return only_text or any(request.parameter(name) not in _NOTHING for name in _SPELLED)
+    if "text" in request.fields and request.value("text") is not None and request.value("input_ids") in (ABSENT, None):
+        return True
+    named = [name for name in _SPELLED if name in request.sampling]
+    return bool(named) and any(request.parameter(name) not in _NOTHING for name in named)
 
 
 def _rows(name: str, switch: str) -> Need:
@@ -47,4 +49,4 @@ NEEDS: tuple[Need, ...] = (
 
 def needs_of(request: Request) -> tuple[Need, ...]:
     """Those of a request."""
-    return tuple(need for need in NEEDS if need.asked(request))
+    return tuple([need for need in NEEDS if need.asked(request)])

@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 from msgspec import Raw
 
-from dyn_relay.formats.sglang.answer import IDS, RATIOS, RECOMPUTED, Rule, may_be_rows, rule
+from dyn_relay.formats.sglang.answer import IDS, RATIOS, RECOMPUTED, Rule, may_be_rows, of_prompt, rule
 from dyn_relay.formats.sglang.dialect import Dialect
 from dyn_relay.formats.sglang.ledger import Attempt, Count, Counter, Ledger
 from dyn_relay.formats.sglang.spans import known, parse, render, shift
@@ -244,7 +244,7 @@ class View:
 
 def snapshot(ledger: Ledger, top: Fields, meta: Fields) -> None:
     """Keep the prompt's metadata of the first event there is; later attempts' prompts are longer than the client's."""
-    ledger.first = _prompt(meta)
+    ledger.first = of_prompt(meta)
     ledger.first_body = {"prompt_token_ids": top["prompt_token_ids"].copy()} if "prompt_token_ids" in top else {}
 
 
@@ -254,7 +254,7 @@ def renew(ledger: Ledger, attempt: Attempt, meta: Fields, *, streaming: bool) ->
     A stream's client is not told again what its worker told once; it is no part of later events.
     """
     kept = {} if streaming else ledger.first or {}
-    ledger.first = {**kept, **_prompt(meta)}
+    ledger.first = {**kept, **of_prompt(meta)}
     deltas = attempt.dialect is Dialect.INCREMENTAL
     tokens = attempt.last_delta if deltas else attempt.tokens
 
@@ -284,10 +284,6 @@ def restored(ledger: Ledger, meta: Fields) -> Fields:
     at = next((at for at, name in enumerate(meta) if name.startswith("output_")), len(meta))
     fields = list(meta.items())
     return dict([*fields[:at], *missing.items(), *fields[at:]])
-
-
-def _prompt(meta: Fields) -> Fields:
-    return {name: value.copy() for name, value in meta.items() if rule(name) is Rule.FIRST}
 
 
 def recomputed(ledger: Ledger) -> dict[str, list[tuple[int, int]]]:

@@ -91,7 +91,8 @@ class Request:
         rid = self.value("rid")
         self.rid = rid if isinstance(rid, str) else ""
         self._read_ids()
-        self.by_text = bytes(self.fields.get("text", NULL))[:1] == b'"' and self.value("input_ids") in (ABSENT, None)
+        text = self.fields.get("text")
+        self.by_text = text is not None and bytes(text)[:1] == b'"' and self.value("input_ids") in (ABSENT, None)
         if not isinstance(stream, bool | Absent):
             return "stream"
         if not isinstance(self.value("return_prompt_token_ids"), bool | Absent):
@@ -253,10 +254,15 @@ def _value(value: Raw) -> object:
 
 def header(headers: Headers, name: bytes) -> bytes:
     """A header's value, `b""` if missing."""
-    return next((value.strip() for key, value in headers if key == name), b"")
+    for key, value in headers:
+        if key == name:
+            return value.strip()
+    return b""
 
 
 def is_json(content_type: bytes) -> bool:
     """What FastAPI reads as JSON: `application/json`, `application/*+json`, or no content type at all."""
+    if content_type == b"application/json":
+        return True
     media = content_type.partition(b";")[0].strip()
     return not media or media == b"application/json" or (media.startswith(b"application/") and media.endswith(b"+json"))

@@ -112,7 +112,7 @@ def write(fields: Fields, meta: Fields | None = None) -> bytes:
 
 def parts(fields: Fields, meta: Fields) -> list[bytes]:
     """What `write` joins: of large values nothing is copied before that."""
-    if all(len(memoryview(value)) < _LARGE for value in (fields["meta_info"], *meta.values())):
+    if max([len(memoryview(value)) for value in (fields["meta_info"], *meta.values())]) < _LARGE:
         return [_unshielded(_encoder.encode({**fields, "meta_info": Raw(_encoder.encode(meta))}))]
     inner = _members({name: [value] for name, value in meta.items()})
     found = _members({name: inner if name == "meta_info" else [value] for name, value in fields.items()})
