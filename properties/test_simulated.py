@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from hypothesis import strategies as st
 
@@ -10,7 +13,11 @@ from dyn_testkit.laws import cases as some
 from properties import checks
 from properties.goals import CUTS_MET
 from properties.prove import prove
-from properties.proxies import Simulated
+from properties.proxies import OPTIONS, Simulated
+
+
+def timeless(body):
+    return re.sub(rb'"e2e_latency":[^,}]+', b"", body)
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +27,20 @@ def simulated():
 
 def test_every_law_under_cuts(simulated):
     prove(checks.everything(simulated), some.cases(), sometimes=CUTS_MET)
+
+
+def test_every_law_under_cuts_while_sources_rest():
+    """Also: a client is given the bytes that it would be given without, but for the time that they took."""
+    paced = replace(OPTIONS, tick=0.001)
+    plain, resting = Simulated(paced), Simulated(paced, coalesce_ms=5)
+    hold = checks.everything(resting)
+
+    def check(case):
+        seen = hold(case)
+        assert timeless(seen.response.body) == timeless(plain.observe(case).response.body)
+        return seen
+
+    prove(check, some.cases(), sometimes=CUTS_MET)
 
 
 def test_every_law_under_other_deaths(simulated):

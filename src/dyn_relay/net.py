@@ -46,6 +46,9 @@ class Transform(Protocol):
 
     #: Set by `feed` when the relay must stop once the returned bytes are written.
     done: bool
+    #: Seconds for which the source is not read after bytes of it went on: what comes meanwhile gathers in the kernel,
+    #: and one read serves it all. 0: it is read as it comes.
+    rest: float
 
     def feed(self, data: bytes) -> bytes:
         """Take what one read gave (never empty); return what to write to the sink (may be empty).
@@ -126,12 +129,15 @@ class Network(Protocol):
         """Move bytes from source through transform to sink until one of `Ended` is the case.
 
         A sink that does not take stops the reading of the source (backpressure). The end of the sink is seen while the
-        source is silent. If cancelled, both connections stay usable and no byte is lost.
+        source is silent, or rests. If cancelled, both connections stay usable and no byte is lost.
         """
 
 
-async def relay_loop(source: Connection, sink: Sink, transform: Transform) -> Ended:
-    """`Network.relay` for connections that the pump cannot wait for: TLS, in memory. Simple rather than fast."""
+async def relay_loop(source: Connection, sink: Sink, transform: Transform, *, rests: bool = True) -> Ended:
+    """`Network.relay` for connections that the pump cannot wait for: TLS, in memory. Simple rather than fast.
+
+    `rests`: one read of the source gives all that has gathered, so that the transform's `rest` has a use.
+    """
     ended = Ended.SINK_GONE
     failure: Exception | None = None
 
@@ -142,7 +148,7 @@ async def relay_loop(source: Connection, sink: Sink, transform: Transform) -> En
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
         try:
-            ended = await _copy(source, sink, transform)
+            ended = await _copy(source, sink, transform, rests=rests)
         except Exception as exc:
             failure = exc  # raised outside, where the nursery cannot wrap it into a group
         nursery.cancel_scope.cancel()
@@ -151,7 +157,7 @@ async def relay_loop(source: Connection, sink: Sink, transform: Transform) -> En
     return ended
 
 
-async def _copy(source: Connection, sink: Sink, transform: Transform) -> Ended:
+async def _copy(source: Connection, sink: Sink, transform: Transform, *, rests: bool) -> Ended:
     try:
         await sink.send(b"")  # what an earlier, cancelled relay has left goes first
         while not transform.done:
@@ -164,6 +170,8 @@ async def _copy(source: Connection, sink: Sink, transform: Transform) -> Ended:
             out = transform.feed(data)
             # Also when there is nothing new: `offer` may have left a rest.
             await sink.send(out)
+            if rests and out and transform.rest and not transform.done and source.quiet():
+                await trio.sleep(transform.rest)
         return Ended.DONE
     except ConnectionBroken:
         return Ended.SINK_GONE

@@ -7,6 +7,11 @@ the end, a cut, a client that left, an error, or because the transform asks.
 
 Fairness: a wake-up serves at most `BATCH` ready sockets with one read each, then yields to trio; fewer while the reads
 are large. epoll moves what it reported to the end of its queue, so the others come first next time.
+
+Rests: after a read that went on, a source is left alone for a while if the transform says so (`Transform.rest`).
+Nothing is done about it until epoll reports the source too early: only then it is taken out, and read when the time has
+come, together with all others that rest. One that has gathered something by then rests again, without epoll; one that
+has not is given back to it. So a source slower than its rest costs a look at the clock, a faster one no epoll at all.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ class Pumped(Protocol):
 class _Pair:
     """One relay in progress."""
 
-    __slots__ = ("paused", "recv", "sink", "sink_fd", "size", "source_fd", "task", "transform")
+    __slots__ = ("paused", "recv", "sink", "sink_fd", "size", "source_fd", "task", "transform", "until")
 
     def __init__(self, source: Pumped, sink: Pumped, transform: Transform) -> None:
         self.task = trio.lowlevel.current_task()
@@ -58,10 +63,12 @@ class _Pair:
         self.source_fd = source.sock.fileno()
         self.recv = source.sock.recv
         self.transform = transform
-        #: The source is not read: the sink has to take what is unsent first.
+        #: The source is not read: the sink has to take what is unsent first, or it rests.
         self.paused = bool(sink.unsent)
         #: Bytes to ask of the next read.
         self.size = RECEIVE_SIZE
+        #: The source is not to be read again before; 0: at any time.
+        self.until = 0.0
 
 
 class _Watch:
@@ -81,14 +88,21 @@ class Pump:
         self._epoll = select.epoll()
         self._pairs: dict[int, _Pair | _Watch] = {}
         self._batch = BATCH
+        #: Who rests, though the source may have more; it may have ended since. All are read at `_due`, the time of the
+        #: first.
+        self._resting: list[_Pair] = []
+        self._due = 0.0
+        self._lot = trio.lowlevel.ParkingLot()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
         wait, fd = trio.lowlevel.wait_readable, self._epoll.fileno()
-        task_status.started()
-        while True:
-            await wait(fd)
-            self._serve()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._serve_rested)
+            task_status.started()
+            while True:
+                await wait(fd)
+                self._serve()
 
     def close(self) -> None:
         """Free the epoll descriptor; every relay must have ended."""
@@ -158,14 +172,51 @@ class Pump:
                 continue
             elif fd == pair.sink_fd:
                 self._sink_ready(pair)
+            elif pair.paused:
+                continue  # it hung up or broke; what it has sent before can wait, and then this shows again
+            elif pair.until and pair.until > trio.current_time():
+                self._epoll.modify(fd, _PAUSED)
+                self._rest(pair)
             else:
-                served += self._source_ready(pair)
+                served += self._read(pair)
         self._batch = min(BATCH, max(MIN_BATCH, BATCH_BYTES * len(ready) // served)) if served else BATCH
 
-    def _source_ready(self, pair: _Pair) -> int:
+    def _rest(self, pair: _Pair) -> None:
+        """Leave a source alone that epoll does not watch now."""
+        pair.paused = True
+        if not self._resting:
+            self._due = pair.until
+            self._lot.unpark()
+        self._resting.append(pair)
+
+    async def _serve_rested(self) -> None:
+        while True:
+            if not self._resting:
+                await self._lot.park()
+            await trio.sleep_until(self._due)
+            rested, self._resting = self._resting, []
+            left = BATCH_BYTES
+            for pair in rested:
+                # By identity: its descriptor may be another connection's by now.
+                if self._pairs.get(pair.source_fd) is pair:
+                    left -= max(self._rested(pair), BATCH_BYTES // BATCH)
+                if left <= 0:
+                    await trio.lowlevel.checkpoint()
+                    left = BATCH_BYTES
+
+    def _rested(self, pair: _Pair) -> int:
+        """Read what has gathered; gives the number of bytes."""
+        pair.paused, pair.until = False, 0.0
+        served = self._read(pair)
+        if not pair.paused and self._pairs.get(pair.source_fd) is pair:
+            if pair.until:
+                self._rest(pair)
+            else:
+                self._epoll.modify(pair.source_fd, _IN)
+        return served
+
+    def _read(self, pair: _Pair) -> int:
         """One read and what follows from it; gives the number of bytes read."""
-        if pair.paused:
-            return 0  # it hung up or broke; what it has sent before can wait, and then this shows again
         try:
             data = pair.recv(pair.size)
         except BlockingIOError:
@@ -202,6 +253,8 @@ class Pump:
                 return
         if transform.done:
             self._wake(pair, outcome.Value(Ended.DONE))
+        elif transform.rest and out and pair.size == RECEIVE_SIZE:  # after a full read there is more already
+            pair.until = trio.current_time() + transform.rest
 
     def _sink_ready(self, pair: _Pair) -> None:
         try:

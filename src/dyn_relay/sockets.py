@@ -287,7 +287,8 @@ class SocketNetwork:
             if source.closed:
                 return Ended.SOURCE_BROKEN
             return await self._pump.relay(source, sink, transform)
-        return await relay_loop(source, sink, transform)
+        # A read of TLS gives one record, which is one event: with a rest after each, a stream would fall behind.
+        return await relay_loop(source, sink, transform, rests=not isinstance(source, TLSConnection))
 
     def unix(self, directory: Path) -> UnixNetwork:
         """The sockets of a directory."""

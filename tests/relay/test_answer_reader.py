@@ -42,14 +42,14 @@ def events(*, cumulative: bool, tokens: int = TOKENS) -> list[bytes]:
     return [b"%x\r\n%b\r\n" % (len(data), data) for data in [*chunks, b"data: [DONE]\n\n"]]
 
 
-def reader(*, stream: bool = True, max_event: int = 1 << 27) -> AnswerReader:
+def reader(*, stream: bool = True, max_event: int = 1 << 27, rest: float = 0.0) -> AnswerReader:
     body = {"rid": "r", "input_ids": [1, 2], "stream": stream, "sampling_params": {"max_new_tokens": TOKENS}}
     exchange = SglangFormat().open(NativeRequest("POST", "/generate", [], json.dumps(body).encode()), "given")
     traits = Traits(sampling_defaults={})
     exchange.admit(traits)
     exchange.dispatch(traits, "r", 0.0)
     downstream = Downstream(ServerConnection(cast(Connection, _Client()), Limits()))
-    return AnswerReader(exchange, downstream, no_body=False, max_event=max_event, on_token=lambda: None)
+    return AnswerReader(exchange, downstream, no_body=False, max_event=max_event, on_token=lambda: None, rest=rest)
 
 
 def body_of(answer: bytes) -> bytes:
@@ -117,3 +117,11 @@ async def test_half_an_event_is_no_reason_to_pass_the_next() -> None:
     assert one.feed(b"%x\r\n%b\r\n" % (len(half), half)) == b""
     assert one.feed(chunks[4]) == b""  # its payload is the second line of an event that is no JSON
     assert one.done
+
+
+@pytest.mark.parametrize(("stream", "status", "rests"), [(True, 200, True), (False, 200, False), (True, 503, False)])
+async def test_only_events_for_a_streaming_client_let_the_worker_rest(stream: bool, status: int, rests: bool) -> None:
+    one = reader(stream=stream, rest=0.5)
+    assert one.rest == 0
+    one.feed(HEAD.replace(b"200", b"%d" % status))
+    assert one.rest == (0.5 if rests else 0)

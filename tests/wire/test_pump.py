@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 
 import pytest
 import trio
+from pump_kit import Copy, closing, local_pair, until_blocked
 from trio.testing import wait_all_tasks_blocked
 from wire_kit import read_all, read_until
 
@@ -19,24 +19,6 @@ from dyn_relay.sockets import SocketConnection, SocketNetwork, describe, open_ne
 
 #: Far more than the kernel buffers of one connection below.
 MUCH = 4 << 20
-
-
-class Copy:
-    """Passes bytes through and counts them; done once it has seen `total`."""
-
-    def __init__(self, total: int = 1 << 60) -> None:
-        self.total = total
-        self.fed = 0
-        self.sizes: list[int] = []
-
-    @property
-    def done(self) -> bool:
-        return self.fed >= self.total
-
-    def feed(self, data: bytes) -> bytes:
-        self.fed += len(data)
-        self.sizes.append(len(data))
-        return data
 
 
 @pytest.fixture
@@ -52,35 +34,6 @@ async def tcp_pair(network: SocketNetwork) -> tuple[SocketConnection, SocketConn
     assert isinstance(dialled, SocketConnection)
     assert isinstance(accepted, SocketConnection)
     return dialled, accepted
-
-
-def local_pair(pump: Pump, buffer: int = 0) -> tuple[SocketConnection, SocketConnection]:
-    """A pair of local sockets: what one side has written is there at once, and no timer is involved.
-
-    The kernel holds about `buffer` bytes each way, 200 KB if not given. (TCP with so little waits for its timers.)
-    """
-    pair = socket.socketpair()
-    for sock in pair:
-        sock.setblocking(False)
-        if buffer:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-    return SocketConnection(pair[0], pump, "a"), SocketConnection(pair[1], pump, "b")
-
-
-@contextmanager
-def closing(*connections: SocketConnection) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for connection in connections:
-            connection.close()
-
-
-async def until_blocked(sink: SocketConnection) -> None:
-    """Return once the relay holds bytes that the sink does not take."""
-    with trio.fail_after(20):
-        while not sink.unsent:
-            await wait_all_tasks_blocked()
 
 
 async def test_a_source_is_not_read_while_the_sink_does_not_take(network: SocketNetwork) -> None:

@@ -16,8 +16,9 @@ from dyn_relay.sockets import open_network
 class Upper:
     """Gives back what it gets in upper case; done after a "!", fails at a "?"."""
 
-    def __init__(self) -> None:
+    def __init__(self, rest: float = 0.0) -> None:
         self.done = False
+        self.rest = rest
         self.fed = 0
 
     def feed(self, data: bytes) -> bytes:
@@ -157,6 +158,37 @@ async def test_a_cancelled_relay_loses_nothing(world: World) -> None:
     await world.worker.send(b"!")
     assert await world.relay() is Ended.DONE
     assert await read_until(world.client, b"!") == b"!"
+
+
+@pytest.mark.parametrize("how", ["client gone", "cancelled"])
+async def test_a_relay_that_ends_while_its_source_rests(world: World, how: str) -> None:
+    """The rest is longer than anybody waits."""
+    upper = Upper(rest=1000)
+    ended: list[Ended] = []
+    with trio.fail_after(20), trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+
+            async def run() -> None:
+                ended.append(await world.relay(upper))
+
+            nursery.start_soon(run)
+            await world.worker.send(b"a ")
+            assert await read_until(world.client, b" ") == b"A "
+            await wait_all_tasks_blocked()
+            await world.worker.send(b"b")
+            await wait_all_tasks_blocked()
+            if how == "cancelled":
+                scope.cancel()
+            else:
+                world.client.close()
+    assert upper.fed == 2
+    if how == "client gone":
+        assert ended == [Ended.SINK_GONE]
+        return
+    assert not ended
+    await world.worker.send(b"!")
+    assert await world.relay(Upper()) is Ended.DONE
+    assert await read_until(world.client, b"!") == b"B!"
 
 
 async def test_what_a_cancelled_send_left_goes_first(world: World) -> None:

@@ -129,10 +129,36 @@ class Copy:
     """Passes bytes through until it sees a "!"."""
 
     done = False
+    rest = 0.0
 
     def feed(self, data: bytes) -> bytes:
         self.done = b"!" in data
         return data
+
+
+async def test_a_tls_source_does_not_rest(network: SocketNetwork) -> None:
+    """A read gives one record of the many that may have gathered."""
+
+    async def behaviour(stream: trio.SSLStream[trio.SocketStream]) -> None:
+        await stream.receive_some()
+        for number in range(5):
+            await stream.send_all(b"%d" % number)
+        await stream.send_all(b"!")
+        await stream.receive_some()
+
+    async with worker(AUTHORITY.issue_cert("127.0.0.1"), behaviour) as port:
+        source = await network.connect("127.0.0.1", port, client_context(AUTHORITY))
+        listener = await network.listen("127.0.0.1", 0)
+        client, sink = await network.connect("127.0.0.1", listener.port), await listener.accept()
+        listener.close()
+        copy = Copy()
+        copy.rest = 1000
+        await source.send(b"go")
+        with trio.fail_after(20):
+            assert await network.relay(source, sink, copy) is Ended.DONE
+        assert await read_until(client, b"!") == b"01234!"
+        for connection in (source, client, sink):
+            connection.close()
 
 
 async def test_a_tls_source_is_relayed_and_a_client_that_leaves_is_seen(network: SocketNetwork) -> None:

@@ -69,6 +69,14 @@ class Config:
     sse_keep_alive_interval_secs: float = option(
         SERVER, 0.0, "Send an SSE comment after this much silence on a client's stream; 0 = never.", minimum=0
     )
+    coalesce_ms: float = option(
+        SERVER,
+        0.0,
+        "Read a worker's stream at most once in so many milliseconds, and send the client all events that came "
+        "meanwhile at once; 0 = each as it comes.",
+        minimum=0,
+        maximum=1000,
+    )
     shutdown_grace_period_secs: float = option(
         SERVER,
         180.0,

@@ -55,6 +55,7 @@ class _Answer:
 
     def __init__(self, served: ServerConnection, *, no_body: bool) -> None:
         self.done = False
+        self.rest = 0.0
         self._served = served
         self._response = ResponseReader(no_body=no_body)
         self._begun = False

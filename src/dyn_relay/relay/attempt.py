@@ -214,6 +214,7 @@ class Attempt:
             no_body=outbound.method == "HEAD",
             max_event=self._context.config.max_event_size,
             on_token=self._on_token,
+            rest=self._context.config.coalesce_ms / 1000,
         )
         self.sent = True
         self._sent_at = trio.current_time()

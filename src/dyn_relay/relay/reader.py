@@ -28,6 +28,7 @@ class AnswerReader:
         "_exchange",
         "_max_event",
         "_on_token",
+        "_rest",
         "_splitter",
         "_straight",
         "_whole",
@@ -38,6 +39,7 @@ class AnswerReader:
         "last_token",
         "reading",
         "response",
+        "rest",
     )
 
     def __init__(
@@ -48,11 +50,16 @@ class AnswerReader:
         no_body: bool,
         max_event: int,
         on_token: Callable[[], None],
+        rest: float = 0.0,
     ) -> None:
-        """`no_body`: the request was a HEAD. `on_token`: called once, at the attempt's first token."""
+        """`no_body`: the request was a HEAD. `on_token`: called once, at the attempt's first token.
+
+        `rest`: seconds for which the worker is not read after events that went on to a streaming client.
+        """
         self.response = ResponseReader(no_body=no_body)
         self.reading: Reading | None = None
         self.done = False
+        self.rest = 0.0
         #: When the attempt gave its first and its newest token, and its newest event, or bytes of another body; None
         #: before.
         self.first_token: float | None = None
@@ -61,6 +68,7 @@ class AnswerReader:
         self._exchange = exchange
         self._downstream = downstream
         self._on_token = on_token
+        self._rest = rest
         self._splitter = Splitter(max_event)
         self._max_event = max_event
         #: Nothing is half read, and the client's framing is the worker's: a chunk of an event may pass as it is.
@@ -107,6 +115,8 @@ class AnswerReader:
     def _head(self) -> None:
         response = self.response
         self.reading = self._exchange.head(response.status, response.headers)
+        if self.reading is Reading.EVENTS and self._exchange.streaming:
+            self.rest = self._rest
         if self.reading is not Reading.WHOLE:
             events = self.reading is Reading.EVENTS
             delimited = response.close_delimited

@@ -8,7 +8,7 @@ import trio.testing
 from simnet_kit import drain, pair, send_until_blocked
 
 from dyn_relay.net import ConnectFailed, Connection, ConnectionBroken, Ended
-from dyn_testkit.simnet import Link, SimNetwork
+from dyn_testkit.simnet import Fragmentation, Link, SimNetwork
 
 
 @pytest.fixture
@@ -129,7 +129,12 @@ class Upper:
 
     done = False
 
+    def __init__(self, rest: float = 0.0) -> None:
+        self.rest = rest
+        self.fed: list[tuple[float, bytes]] = []
+
     def feed(self, data: bytes) -> bytes:
+        self.fed.append((trio.current_time(), data))
         self.done = b"." in data
         return data.upper()
 
@@ -142,3 +147,30 @@ async def test_relay() -> None:
     assert await reader.receive() == b"AB."
     reader.close()
     assert await network.relay(source, sink, Upper()) is Ended.SINK_GONE
+
+
+async def test_a_source_that_rests(autojump_clock: trio.testing.MockClock) -> None:
+    network = SimNetwork()
+    (source, far), (sink, reader) = await pair(network), await pair(network)
+    upper = Upper(rest=5)
+    begin = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(network.relay, source, sink, upper)
+        for word in (b"a", b"b", b"c", b"d"):
+            await trio.sleep(2)
+            await far.send(word)
+        await trio.sleep(20)
+        await far.send(b"e.")
+    fed = [(round(at - begin), data) for at, data in upper.fed]
+    assert fed == [(2, b"a"), (7, b"bc"), (12, b"d"), (28, b"e.")]
+    assert await reader.receive() == b"ABCDE."
+
+
+async def test_a_source_does_not_rest_while_it_has_more(autojump_clock: trio.testing.MockClock) -> None:
+    network = SimNetwork(link=Link(fragmentation=Fragmentation(largest=1)))
+    (source, far), (sink, _) = await pair(network), await pair(network)
+    upper = Upper(rest=5)
+    await far.send(b"abc.")
+    begin = trio.current_time()
+    assert await network.relay(source, sink, upper) is Ended.DONE
+    assert (len(upper.fed), trio.current_time()) == (4, begin)
