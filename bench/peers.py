@@ -128,6 +128,7 @@ PEERS = {
     for peer in (
         Peer("dyn-relay", "this project, as it is by default", dyn_relay()),
         Peer("dyn-relay-off", "this project with `--migration-limit 0`", dyn_relay("--migration-limit", "0")),
+        Peer("dyn-relay-coalesce", "this project with `--coalesce-ms 5`", dyn_relay("--coalesce-ms", "5")),
         Peer("dyn-relay-2", "this project with `--processes 2`", dyn_relay("--processes", "2")),
         Peer(
             BASELINE,
