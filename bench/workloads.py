@@ -47,6 +47,14 @@ WORKLOADS = {
         Workload("B", "1,024 ids, SSE of 256 events with logprobs, saturated", "B", 64, _INCREMENTAL),
         Workload("B-paced", "the same, 64 streams in step, 20 ms", "B", 64, _INCREMENTAL + _PACED, requests=64),
         Workload("B-low", "the same, 4 streams, 10 ms", "B", 4, (*_INCREMENTAL, "--step-us", "10000"), requests=4),
+        Workload(
+            "B-fast",
+            "the same, 64 streams, each by itself, 2 ms",
+            "B",
+            64,
+            (*_INCREMENTAL, "--step-us", "2000"),
+            requests=128,
+        ),
         Workload("B-one", "the same, one connection, no pace", "B", 1, _INCREMENTAL),
         Workload("C", "as B, cumulative, saturated", "B", 32),
         Workload("C-paced", "as B, cumulative, 32 streams in step, 20 ms", "B", 32, _PACED, requests=32),
@@ -68,7 +76,7 @@ WORKLOADS = {
 #: Names that stand for several rows.
 GROUPS = {
     "A": ("A", "A-one"),
-    "B": ("B", "B-paced", "B-low", "B-one"),
+    "B": ("B", "B-paced", "B-low", "B-fast", "B-one"),
     "C": ("C", "C-paced"),
     "D": ("D", "D-inc", "D-one"),
     "E": ("E",),
