@@ -54,15 +54,20 @@ class Pumped(Protocol):
 class _Pair:
     """One relay in progress."""
 
-    __slots__ = ("paused", "recv", "sink", "sink_fd", "size", "source_fd", "task", "transform", "until")
+    __slots__ = (
+        *("feed", "paused", "recv", "send", "sink", "sink_fd", "size", "source_fd", "task", "transform", "until"),
+    )
 
     def __init__(self, source: Pumped, sink: Pumped, transform: Transform) -> None:
         self.task = trio.lowlevel.current_task()
         self.sink = sink
         self.sink_fd = sink.sock.fileno()
         self.source_fd = source.sock.fileno()
-        self.recv = source.sock.recv
         self.transform = transform
+        # What each event needs, looked up once.
+        self.recv = source.sock.recv
+        self.feed = transform.feed
+        self.send = sink.sock.send
         #: The source is not read: the sink has to take what is unsent first, or it rests.
         self.paused = bool(sink.unsent)
         #: Bytes to ask of the next read.
@@ -86,7 +91,9 @@ class Pump:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._pairs: dict[int, _Pair | _Watch] = {}
+        #: By descriptor.
+        self._sources: dict[int, _Pair] = {}
+        self._sinks: dict[int, _Pair | _Watch] = {}
         self._batch = BATCH
         #: Who rests, though the source may have more; it may have ended since. All are read at `_due`, the time of the
         #: first.
@@ -111,25 +118,30 @@ class Pump:
     async def relay(self, source: Pumped, sink: Pumped, transform: Transform) -> Ended:
         """See `Network.relay`."""
         pair = _Pair(source, sink, transform)
-        self._register(pair.sink_fd, pair, _BLOCKED if pair.paused else _WATCHED)
+        self._register(pair.sink_fd, _BLOCKED if pair.paused else _WATCHED)
+        self._sinks[pair.sink_fd] = pair
         try:
-            self._register(pair.source_fd, pair, _PAUSED if pair.paused else _IN)
+            self._register(pair.source_fd, _PAUSED if pair.paused else _IN)
         except BaseException:
-            self._unregister(pair.sink_fd)
+            del self._sinks[pair.sink_fd]
+            self._epoll.unregister(pair.sink_fd)
             raise
+        self._sources[pair.source_fd] = pair
         return await self._sleep(pair)
 
     async def watch(self, fd: int) -> None:
         """Return when the peer of this socket has closed or reset its side, whatever is still to be read."""
         watch = _Watch(fd)
-        self._register(fd, watch, _WATCHED)
+        self._register(fd, _WATCHED)
+        self._sinks[fd] = watch
         await self._sleep(watch)
 
     def closing(self, fd: int) -> None:
         """This descriptor is about to be closed by us: whoever relays it gets told, since epoll will not."""
-        pair = self._pairs.get(fd)
-        if pair is not None:
-            self._wake(pair, outcome.Value(Ended.SINK_GONE if fd == pair.sink_fd else Ended.SOURCE_BROKEN))
+        if (pair := self._sources.get(fd)) is not None:
+            self._wake(pair, outcome.Value(Ended.SOURCE_BROKEN))
+        elif (waiting := self._sinks.get(fd)) is not None:
+            self._wake(waiting, outcome.Value(Ended.SINK_GONE))
 
     async def _sleep(self, pair: _Pair | _Watch) -> Ended:
         def abort(_: object) -> trio.lowlevel.Abort:
@@ -139,46 +151,43 @@ class Pump:
         ended: Ended = await trio.lowlevel.wait_task_rescheduled(abort)
         return ended
 
-    def _register(self, fd: int, pair: _Pair | _Watch, events: int) -> None:
-        if fd in self._pairs:
+    def _register(self, fd: int, events: int) -> None:
+        if fd in self._sources or fd in self._sinks:
             raise trio.BusyResourceError("this connection is already being relayed")
         self._epoll.register(fd, events)
-        self._pairs[fd] = pair
-
-    def _unregister(self, fd: int) -> None:
-        del self._pairs[fd]
-        self._epoll.unregister(fd)
 
     def _release(self, pair: _Pair | _Watch) -> None:
-        self._unregister(pair.sink_fd)
+        del self._sinks[pair.sink_fd]
+        self._epoll.unregister(pair.sink_fd)
         if isinstance(pair, _Pair):
-            self._unregister(pair.source_fd)
+            del self._sources[pair.source_fd]
+            self._epoll.unregister(pair.source_fd)
 
     def _wake(self, pair: _Pair | _Watch, result: outcome.Outcome[Ended]) -> None:
         self._release(pair)
         trio.lowlevel.reschedule(pair.task, result)
 
     def _serve(self) -> None:
-        pairs = self._pairs
+        sources, sinks, read = self._sources, self._sinks, self._read
         ready = self._epoll.poll(0, self._batch)
         served = 0
         for fd, events in ready:
-            pair = pairs.get(fd)
+            pair = sources.get(fd)
             if pair is None:
-                continue  # its pair ended earlier in this batch
-            if fd == pair.sink_fd and events & _GONE:
-                self._wake(pair, outcome.Value(Ended.SINK_GONE))
-            elif isinstance(pair, _Watch):
-                continue
-            elif fd == pair.sink_fd:
-                self._sink_ready(pair)
+                waiting = sinks.get(fd)
+                if waiting is None:
+                    continue  # its pair ended earlier in this batch
+                if events & _GONE:
+                    self._wake(waiting, outcome.Value(Ended.SINK_GONE))
+                elif isinstance(waiting, _Pair):
+                    self._sink_ready(waiting)
             elif pair.paused:
                 continue  # it hung up or broke; what it has sent before can wait, and then this shows again
             elif pair.until and pair.until > trio.current_time():
                 self._epoll.modify(fd, _PAUSED)
                 self._rest(pair)
             else:
-                served += self._read(pair)
+                served += read(pair)
         self._batch = min(BATCH, max(MIN_BATCH, BATCH_BYTES * len(ready) // served)) if served else BATCH
 
     def _rest(self, pair: _Pair) -> None:
@@ -198,7 +207,7 @@ class Pump:
             left = BATCH_BYTES
             for pair in rested:
                 # By identity: its descriptor may be another connection's by now.
-                if self._pairs.get(pair.source_fd) is pair:
+                if self._sources.get(pair.source_fd) is pair:
                     left -= max(self._rested(pair), BATCH_BYTES // BATCH)
                 if left <= 0:
                     await trio.lowlevel.checkpoint()
@@ -208,7 +217,7 @@ class Pump:
         """Read what has gathered; gives the number of bytes."""
         pair.paused, pair.until = False, 0.0
         served = self._read(pair)
-        if not pair.paused and self._pairs.get(pair.source_fd) is pair:
+        if not pair.paused and self._sources.get(pair.source_fd) is pair:
             if pair.until:
                 self._rest(pair)
             else:
@@ -216,7 +225,7 @@ class Pump:
         return served
 
     def _read(self, pair: _Pair) -> int:
-        """One read and what follows from it; gives the number of bytes read."""
+        """One read and what follows from it; gives the number of bytes read. In one piece: each event goes this way."""
         try:
             data = pair.recv(pair.size)
         except BlockingIOError:
@@ -224,37 +233,40 @@ class Pump:
         except OSError:
             self._wake(pair, outcome.Value(Ended.SOURCE_BROKEN))
             return 0
-        if not data:
+        size = len(data)
+        if not size:
             self._wake(pair, outcome.Value(Ended.EOF))
             return 0
-        pair.size = LARGE_RECEIVE_SIZE if len(data) >= RECEIVE_SIZE else RECEIVE_SIZE
-        self._forward(pair, data)
-        return len(data)
-
-    def _forward(self, pair: _Pair, data: bytes) -> None:
-        transform, sink = pair.transform, pair.sink
+        pair.size = LARGE_RECEIVE_SIZE if size >= RECEIVE_SIZE else RECEIVE_SIZE
         try:
-            out = transform.feed(data)
+            out = pair.feed(data)
         except Exception as exc:
             self._wake(pair, outcome.Error(exc))
-            return
+            return size
         if out:
-            # Something is unsent here only if `offer` has left a rest.
-            sink.unsent = b"".join((sink.unsent, out)) if sink.unsent else out
+            sink = pair.sink
+            if sink.unsent:  # only if `offer` has left a rest
+                out = b"".join((sink.unsent, out))
             try:
-                sink.flush()
+                sent = pair.send(out)
+            except BlockingIOError:
+                sent = 0
             except OSError:
                 self._wake(pair, outcome.Value(Ended.SINK_GONE))
-                return
-            if sink.unsent:
+                return size
+            if sent < len(out):
+                sink.unsent = memoryview(out)[sent:]
                 pair.paused = True
                 self._epoll.modify(pair.source_fd, _PAUSED)
                 self._epoll.modify(pair.sink_fd, _BLOCKED)
-                return
+                return size
+            sink.unsent = b""
+        transform = pair.transform
         if transform.done:
             self._wake(pair, outcome.Value(Ended.DONE))
         elif transform.rest and out and pair.size == RECEIVE_SIZE:  # after a full read there is more already
             pair.until = trio.current_time() + transform.rest
+        return size
 
     def _sink_ready(self, pair: _Pair) -> None:
         try:

@@ -213,7 +213,7 @@ async def test_reads_grow_while_they_come_back_full_and_shrink_again() -> None:
             await read_until(client, b"x")
             await wait_all_tasks_blocked()
             assert copy.sizes == [RECEIVE_SIZE, 200_000 - RECEIVE_SIZE]
-            assert pump._pairs[source.sock.fileno()].size == LARGE_RECEIVE_SIZE
+            assert pump._sources[source.sock.fileno()].size == LARGE_RECEIVE_SIZE
             await worker.send(b"y")
             await read_until(client, b"y")
             nursery.cancel_scope.cancel()
@@ -258,7 +258,7 @@ async def test_nothing_stays_registered(network: SocketNetwork) -> None:
             await network.relay(source, sink, Copy())
         with trio.move_on_after(0):
             await sink.wait_closed()
-        assert network._pump._pairs == {}
+        assert network._pump._sources == network._pump._sinks == {}
 
 
 def test_errors_in_words() -> None:

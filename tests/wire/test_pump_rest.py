@@ -201,7 +201,7 @@ async def test_it_may_be_done_with_what_has_gathered(bench: Bench, mock_clock: M
     assert lane.ended is None
     await bench.later()
     assert lane.ended is Ended.DONE
-    assert bench.pump._pairs == {}
+    assert bench.pump._sources == bench.pump._sinks == {}
 
 
 @pytest.mark.parametrize("how", ["cancelled", "client gone", "source closed", "sink closed"])
@@ -221,7 +221,7 @@ async def test_a_relay_that_ends_in_a_rest_loses_nothing_and_is_not_read_again(
     await wait_all_tasks_blocked()
     expected = {"cancelled": None, "source closed": Ended.SOURCE_BROKEN}
     assert lane.ended is expected.get(how, Ended.SINK_GONE)
-    assert bench.pump._pairs == {}
+    assert bench.pump._sources == bench.pump._sinks == {}
     other = await bench.lane() if how == "source closed" else None
     if other is not None:
         assert other.source.sock.fileno() == descriptor
@@ -274,7 +274,7 @@ async def test_a_client_that_breaks_when_it_is_sent_what_has_gathered(bench: Ben
     assert lane.ended is None
     await bench.later()
     assert lane.ended is Ended.SINK_GONE
-    assert bench.pump._pairs == {}
+    assert bench.pump._sources == bench.pump._sinks == {}
     await bench.later()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from dyn_relay.formats.base import End
 from dyn_relay.formats.sglang.account import UNREADABLE, Account
@@ -40,10 +40,11 @@ class Steady(Account):
                 or meta.weight_versions is not UNSET
             ):
                 return False
-            total, before = meta.completion_tokens, attempt.tokens
-            if isinstance(total, UnsetType) or isinstance(ids, UnsetType):
+            total = meta.completion_tokens
+            if total is UNSET or ids is UNSET:
                 return False
-            if total <= before or len(ids) != total - before:
+            fresh = total - attempt.tokens
+            if fresh < 1 or len(ids) != fresh:
                 return False
             if attempt.deltas:
                 self._ledger.ids.extend(ids)
@@ -52,7 +53,7 @@ class Steady(Account):
         except (msgspec.DecodeError, RecursionError, OverflowError, Foreign):
             return False
         attempt.events += 1
-        attempt.last_delta = total - before
+        attempt.last_delta = fresh
         attempt.tokens = self.attempt_tokens = total
         self.delivered = attempt.base + total
         attempt.newest = data
