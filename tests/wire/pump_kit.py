@@ -21,12 +21,16 @@ class Copy:
         self.rest = rest
         self.fed = 0
         self.sizes: list[int] = []
+        #: Makes nothing of what it gets, and does not count it.
+        self.silent = False
 
     @property
     def done(self) -> bool:
         return self.fed >= self.total
 
     def feed(self, data: bytes) -> bytes:
+        if self.silent:
+            return b""
         self.fed += len(data)
         self.sizes.append(len(data))
         return data
