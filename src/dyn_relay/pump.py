@@ -1,9 +1,10 @@
 """The pump: one trio task that moves the bytes of every live stream.
 
 A token event that wakes a task of its own costs trio 31 us and more; here *one* task waits on a private epoll
-descriptor (epoll descriptors can themselves be waited for) and serves each ready socket in a plain loop: recv, feed,
-send. The request's task sleeps meanwhile and gets its pair of connections back when there is something to decide:
-the end, a cut, a client that left, an error, or because the transform asks.
+descriptor (epoll descriptors can themselves be waited for) and serves each ready socket in a plain loop: recv and feed
+for a few of them, then send for the same few, since what was run just now runs faster than what was not. The request's
+task sleeps meanwhile and gets its pair of connections back when there is something to decide: the end, a cut, a client
+that left, an error, or because the transform asks.
 
 Fairness: a wake-up serves at most `BATCH` ready sockets with one read each, then yields to trio; fewer while the reads
 are large. epoll moves what it reported to the end of its queue, so the others come first next time.
@@ -26,6 +27,9 @@ import trio
 from dyn_relay.net import LARGE_RECEIVE_SIZE, RECEIVE_SIZE, Ended, Transform
 
 BATCH = 256
+#: Ready sockets that are read before what they gave is written. Paced streams, 64 in step, take 0.93 of the CPU time of
+#: one by one; with more than twice as many, events wait longer for each other than that is worth.
+GROUP = 8
 #: Bytes that a wake-up should read at most: a batch is sized by the mean read of the one before, down to `MIN_BATCH`.
 BATCH_BYTES = 1 << 20
 MIN_BATCH = 4
@@ -95,6 +99,8 @@ class Pump:
         self._sources: dict[int, _Pair] = {}
         self._sinks: dict[int, _Pair | _Watch] = {}
         self._batch = BATCH
+        #: Whose `unsent` is new.
+        self._fed: list[_Pair] = []
         #: Who rests, though the source may have more; it may have ended since. All are read at `_due`, the time of the
         #: first.
         self._resting: list[_Pair] = []
@@ -188,6 +194,7 @@ class Pump:
                 self._rest(pair)
             else:
                 served += read(pair)
+        self._send()
         self._batch = min(BATCH, max(MIN_BATCH, BATCH_BYTES * len(ready) // served)) if served else BATCH
 
     def _rest(self, pair: _Pair) -> None:
@@ -217,6 +224,7 @@ class Pump:
         """Read what has gathered; gives the number of bytes."""
         pair.paused, pair.until = False, 0.0
         served = self._read(pair)
+        self._send()
         if not pair.paused and self._sources.get(pair.source_fd) is pair:
             if pair.until:
                 self._rest(pair)
@@ -225,7 +233,7 @@ class Pump:
         return served
 
     def _read(self, pair: _Pair) -> int:
-        """One read and what follows from it; gives the number of bytes read. In one piece: each event goes this way."""
+        """One read, and what is to be sent for it; gives the number of bytes read."""
         try:
             data = pair.recv(pair.size)
         except BlockingIOError:
@@ -244,29 +252,41 @@ class Pump:
             self._wake(pair, outcome.Error(exc))
             return size
         if out:
+            # There from now on: whoever is cancelled before it is sent loses nothing.
             sink = pair.sink
-            if sink.unsent:  # only if `offer` has left a rest
-                out = b"".join((sink.unsent, out))
+            sink.unsent = b"".join((sink.unsent, out)) if sink.unsent else out
+            self._fed.append(pair)
+            if len(self._fed) >= GROUP:
+                self._send()
+        elif pair.transform.done:
+            self._wake(pair, outcome.Value(Ended.DONE))
+        return size
+
+    def _send(self) -> None:
+        """Hand over what was read."""
+        fed, self._fed = self._fed, []
+        for pair in fed:
+            if self._sinks.get(pair.sink_fd) is not pair:
+                continue  # taken out by what was read after it
+            sink, transform = pair.sink, pair.transform
             try:
-                sent = pair.send(out)
+                sent = pair.send(sink.unsent)
             except BlockingIOError:
                 sent = 0
             except OSError:
                 self._wake(pair, outcome.Value(Ended.SINK_GONE))
-                return size
-            if sent < len(out):
-                sink.unsent = memoryview(out)[sent:]
+                continue
+            if sent < len(sink.unsent):
+                sink.unsent = memoryview(sink.unsent)[sent:]
                 pair.paused = True
                 self._epoll.modify(pair.source_fd, _PAUSED)
                 self._epoll.modify(pair.sink_fd, _BLOCKED)
-                return size
+                continue
             sink.unsent = b""
-        transform = pair.transform
-        if transform.done:
-            self._wake(pair, outcome.Value(Ended.DONE))
-        elif transform.rest and out and pair.size == RECEIVE_SIZE:  # after a full read there is more already
-            pair.until = trio.current_time() + transform.rest
-        return size
+            if transform.done:
+                self._wake(pair, outcome.Value(Ended.DONE))
+            elif transform.rest and pair.size == RECEIVE_SIZE:  # after a full read there is more already
+                pair.until = trio.current_time() + transform.rest
 
     def _sink_ready(self, pair: _Pair) -> None:
         try:

@@ -157,6 +157,43 @@ async def test_a_source_that_breaks_while_the_sink_does_not_take(network: Socket
     assert copy.fed > 0
 
 
+@pytest.mark.parametrize("by", ["cancelled", "closed"])
+async def test_what_was_read_is_not_lost_by_what_is_read_after_it_in_the_same_wake_up(
+    network: SocketNetwork, by: str
+) -> None:
+    """Several sources are read before anything is sent, and what one of them gives may end another's relay."""
+    pump = network._pump
+    (worker, source), (sink, client) = local_pair(pump), local_pair(pump)
+    (later_worker, later_source), (later_sink, later_client) = local_pair(pump), local_pair(pump)
+    scope = trio.CancelScope()
+    ended: list[Ended] = []
+
+    class Ends(Copy):
+        def feed(self, data: bytes) -> bytes:
+            assert sink.unsent == b"first"
+            scope.cancel() if by == "cancelled" else sink.close()
+            return super().feed(data)
+
+    async def relayed() -> None:
+        with scope:
+            ended.append(await network.relay(source, sink, Copy()))
+
+    with closing(worker, source, sink, client, later_worker, later_source, later_sink, later_client):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(relayed)
+            nursery.start_soon(network.relay, later_source, later_sink, Ends())
+            await wait_all_tasks_blocked()
+            worker.sock.send(b"first")
+            later_worker.sock.send(b"second")
+            assert await later_client.receive() == b"second"
+            await wait_all_tasks_blocked()
+            assert ended == ([] if by == "cancelled" else [Ended.SINK_GONE])
+            if by == "cancelled":
+                await sink.send(b", and more")
+                assert await client.receive() == b"first, and more"
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_descriptor_used_again_after_a_close_during_a_relay(network: SocketNetwork) -> None:
     for _ in range(3):
         source, worker = await tcp_pair(network)
