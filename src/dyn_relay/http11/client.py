@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import trio
 
 from dyn_relay.http11.errors import BadResponse
-from dyn_relay.http11.headers import HOP_BY_HOP, Headers, encode_head, message_parts
+from dyn_relay.http11.headers import HOP_BY_HOP, Headers, encode_head, get, message_parts
 from dyn_relay.http11.origin import Origin
 from dyn_relay.http11.response import ResponseReader
 from dyn_relay.net import ConnectFailed, Connection, ConnectionBroken, Network
@@ -35,7 +35,7 @@ def request_parts(origin: Origin, method: str, path: str, headers: Headers, body
         raise ValueError(f"not a request target: {target!r}")
     fields = [(b"host", origin.authority.encode("ascii"))]
     fields += [field for field in headers if field[0] not in _OURS]
-    if not any(name == b"accept-encoding" for name, _ in fields):
+    if get(headers, b"accept-encoding") is None:
         fields.append((b"accept-encoding", b"identity"))
     if body or method in ("POST", "PUT", "PATCH"):
         fields.append((b"content-length", b"%d" % len(body)))
@@ -109,7 +109,7 @@ class Pool:
 
     def take(self, origin: Origin) -> Upstream | None:
         """The newest idle connection to `origin` that still stands, if there is one."""
-        self._sweep()
+        self._sweep(trio.current_time())
         while (connection := self._take(origin)) is not None:
             if connection.quiet():
                 return Upstream(self, origin, connection, reused=True)
@@ -118,12 +118,13 @@ class Pool:
 
     def keep(self, origin: Origin, connection: Connection) -> None:
         """Take back an idle connection (see `Upstream.release`)."""
-        self._sweep()
+        now = trio.current_time()
+        self._sweep(now)
         if self._closed:
             connection.close()
             return
         self._idle.setdefault(origin, deque()).append(connection)
-        self._since[connection] = (trio.current_time(), origin)
+        self._since[connection] = (now, origin)
 
     def close(self) -> None:
         """Close all idle connections; those in use are closed when released."""
@@ -143,9 +144,9 @@ class Pool:
             del self._idle[origin]
         return connection
 
-    def _sweep(self) -> None:
+    def _sweep(self, now: float) -> None:
         """Close what has become too old; each connection is looked at once."""
-        horizon = trio.current_time() - self._idle_secs
+        horizon = now - self._idle_secs
         while self._since:
             connection = next(iter(self._since))
             since, origin = self._since[connection]

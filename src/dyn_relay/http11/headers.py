@@ -53,14 +53,17 @@ def end_to_end(headers: Headers) -> Headers:
 
     `content-length` and `host` stay; `status_head` and `request_parts` write their own.
     """
-    named = tokens(headers, b"connection")
-    drop = HOP_BY_HOP.union(named) if named else HOP_BY_HOP
+    drop = HOP_BY_HOP
+    if get(headers, b"connection") is not None:
+        drop = drop.union(tokens(headers, b"connection"))
     return [field for field in headers if field[0] not in drop]
 
 
 def encode_head(start_line: bytes, headers: Headers) -> bytes:
     """A message head, with its blank line. Raises `ValueError` if a field would smuggle in a line of its own."""
-    lines = [start_line, *(b"%b: %b" % field for field in headers), b"\r\n"]
+    lines = [start_line]
+    lines += [b"%b: %b" % field for field in headers]
+    lines.append(b"\r\n")
     head = b"\r\n".join(lines)
     if head.count(b"\n") != len(lines) or head.count(b"\r") != len(lines):
         raise ValueError("a line end inside a header field")

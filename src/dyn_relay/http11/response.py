@@ -5,7 +5,7 @@ from __future__ import annotations
 import httptools
 
 from dyn_relay.http11.errors import BadResponse
-from dyn_relay.http11.headers import Headers, tokens
+from dyn_relay.http11.headers import Headers, get, tokens
 
 #: Bytes of response heads (interim ones included), and of framing without a body byte (trailers, chunk extensions),
 #: before we stop believing that it is one.
@@ -130,7 +130,7 @@ class ResponseReader:
         if self._no_body:
             self._finish()
             return
-        sized = any(name == b"content-length" for name, _ in self.headers)
+        sized = get(self.headers, b"content-length") is not None
         self.close_delimited = not codings and not sized and status not in (204, 304)
 
     def on_chunk_header(self) -> None:

@@ -82,8 +82,8 @@ class Attempt:
         self._on_token = on_token
         self._client = downstream.client
         self._scope = trio.CancelScope()
-        #: What the pump is at work in.
-        self._reading = trio.CancelScope()
+        #: What the pump is at work in; None before.
+        self._reading: trio.CancelScope | None = None
         #: Somebody wishes the request to leave the worker, if this says that it still may.
         self._parting: Callable[[], bool] | None = None
         self._sent_at = 0.0
@@ -149,10 +149,10 @@ class Attempt:
         `may` is asked when the moment has come: until then more tokens may come, or the last one.
         """
         self._parting = may
-        if self.sent:
-            self._reading.cancel()
-        else:
+        if not self.sent:
             self._scope.cancel()
+        elif self._reading is not None:
+            self._reading.cancel()
 
     async def run(self, headers: Headers) -> Failure | None:
         """Dial, send, read. `headers` go to the worker with the body.
@@ -192,7 +192,8 @@ class Attempt:
 
         def over() -> None:
             handover.ended()
-            self._reading.cancel()
+            if self._reading is not None:
+                self._reading.cancel()
 
         failure: Failure | None = None
         errors: list[Exception] = []

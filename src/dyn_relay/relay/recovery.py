@@ -18,15 +18,17 @@ from dyn_relay.relay.turnstile import Place
 
 
 class Recovery:
-    """One request's. `scope` is cancelled when its time is over; `expired` says which time that was."""
+    """One request's. `scope()` is cancelled when its time is over; `expired` says which time that was."""
 
     def __init__(self, context: Context) -> None:
         config = context.config
         self._request_timeout = config.request_timeout_secs
         self._migration_timeout = config.migration_timeout_secs
         self._context = context
-        self._limit = trio.current_time() + (config.request_timeout_secs or math.inf)
-        self.scope = trio.CancelScope(deadline=self._limit)
+        self._limit = trio.current_time() + config.request_timeout_secs if config.request_timeout_secs else math.inf
+        #: When its time is over, as things stand.
+        self._deadline = self._limit
+        self._scope: trio.CancelScope | None = None
         #: The failure that the next token will have survived, if any.
         self._failure: Failure | None = None
         #: One of those before it was a loss.
@@ -43,7 +45,7 @@ class Recovery:
         if failure.rule.action is not Action.MIGRATE:
             return
         if failure.rule.counts and not self._lost and self._migration_timeout:
-            self.scope.deadline = min(self._limit, trio.current_time() + self._migration_timeout)
+            self._set(min(self._limit, trio.current_time() + self._migration_timeout))
         self._lost = self._lost or failure.rule.counts
         self._failure = failure
 
@@ -53,12 +55,22 @@ class Recovery:
         if self._failure is not None:
             self._context.metrics.migrated(self._failure.kind.value, resumed_from)
             self._failure, self._lost = None, False
-            self.scope.deadline = self._limit
+            self._set(self._limit)
+
+    def _set(self, deadline: float) -> None:
+        self._deadline = deadline
+        if self._scope is not None:
+            self._scope.deadline = deadline
 
     @property
     def limited(self) -> bool:
         """Its time may come to an end: `scope` has to be entered around what follows."""
-        return self.scope.deadline < math.inf
+        return self._deadline < math.inf
+
+    def scope(self) -> trio.CancelScope:
+        """Cancelled when its time is over. Made once."""
+        self._scope = trio.CancelScope(deadline=self._deadline)
+        return self._scope
 
     @property
     def permitted(self) -> bool:

@@ -102,7 +102,7 @@ class LogicalRequest:
         try:
             if not recovery.limited and await self._run():
                 return  # as almost always: no time limit came into being
-            with recovery.scope:
+            with recovery.scope():
                 await self._run(limited=True)
                 return
             self._leave()
