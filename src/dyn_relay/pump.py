@@ -6,8 +6,9 @@ for a few of them, then send for the same few, since what was run just now runs 
 task sleeps meanwhile and gets its pair of connections back when there is something to decide: the end, a cut, a client
 that left, an error, or because the transform asks.
 
-Fairness: a wake-up serves at most `BATCH` ready sockets with one read each, then yields to trio; fewer while the reads
-are large. epoll moves what it reported to the end of its queue, so the others come first next time.
+Fairness: a wake-up makes at most `BATCH` reads, looking again for ready sockets until there are none, then yields to
+trio; fewer while the reads are large. epoll moves what it reported to the end of its queue, so the others come first
+next time.
 
 Rests: after a read that went on, a source is left alone for a while if the transform says so (`Transform.rest`).
 Nothing is done about it until epoll reports the source too early: only then it is taken out, and read when the time has
@@ -174,9 +175,18 @@ class Pump:
         trio.lowlevel.reschedule(pair.task, result)
 
     def _serve(self) -> None:
+        """Whatever is ready, and becomes so meanwhile: to look again costs a tenth of another wake-up."""
+        left, count, size = self._batch, 0, 0
+        while left > 0 and size < BATCH_BYTES and (ready := self._epoll.poll(0, left)):
+            left -= len(ready)
+            count += len(ready)
+            size += self._serve_all(ready)
+        self._batch = min(BATCH, max(MIN_BATCH, BATCH_BYTES * count // size)) if size else BATCH
+
+    def _serve_all(self, ready: list[tuple[int, int]]) -> int:
+        """Gives the number of bytes read."""
         sources, sinks, read = self._sources, self._sinks, self._read
-        ready = self._epoll.poll(0, self._batch)
-        served = 0
+        size = 0
         for fd, events in ready:
             pair = sources.get(fd)
             if pair is None:
@@ -193,9 +203,9 @@ class Pump:
                 self._epoll.modify(fd, _PAUSED)
                 self._rest(pair)
             else:
-                served += read(pair)
+                size += read(pair)
         self._send()
-        self._batch = min(BATCH, max(MIN_BATCH, BATCH_BYTES * len(ready) // served)) if served else BATCH
+        return size
 
     def _rest(self, pair: _Pair) -> None:
         """Leave a source alone that epoll does not watch now."""

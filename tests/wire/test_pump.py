@@ -285,6 +285,30 @@ async def test_one_wake_up_serves_many_small_reads_and_few_large_ones() -> None:
     pump.close()
 
 
+async def test_a_wake_up_looks_again_for_what_has_become_ready_and_yields_all_the_same() -> None:
+    """A source that is never empty must not keep everybody else waiting."""
+    pump = Pump()
+    (source, worker), (sink, client) = local_pair(pump), local_pair(pump)
+
+    class Endless(Copy):
+        def feed(self, data: bytes) -> bytes:
+            if self.fed < 10_000:
+                worker.offer(b"y")
+            self.fed += len(data)
+            return b""
+
+    copy = Endless()
+    with closing(source, worker, sink, client):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.relay, source, sink, copy)
+            await wait_all_tasks_blocked()
+            worker.offer(b"x")
+            pump._serve()
+            assert copy.fed == BATCH
+            nursery.cancel_scope.cancel()
+    pump.close()
+
+
 async def test_nothing_stays_registered(network: SocketNetwork) -> None:
     source, worker = await tcp_pair(network)
     client, sink = await tcp_pair(network)
