@@ -9,9 +9,8 @@ from dyn_relay.config import Config
 from dyn_relay.formats.base import Verdict
 from dyn_relay.relay.failure import Failure, Kind
 
-#: Seconds before the second attempt, doubled for each further one up to the cap; the first retry hardly waits, because
-#: the client's stream is silent meanwhile.
-BACKOFF_BASE = 0.025
+#: Seconds between a second loss and the next attempt, doubled for each further one up to the cap.
+BACKOFF_BASE = 0.05
 BACKOFF_CAP = 2.0
 #: As many as can make a difference.
 _DOUBLINGS = 20
@@ -92,12 +91,14 @@ class AttemptBudget:
         return replace(self, excluded=frozenset())
 
     def backoff(self, rng: random.Random) -> float:
-        """Seconds to wait before the next attempt, jittered so that a dead worker's streams do not return in step.
+        """Seconds to wait before the next attempt, jittered.
 
-        0 after a worker that has not got the request, or not taken it: another one may, now. Who has asked all of them
-        waits before the next lap.
+        0 after the first loss: the client's stream is silent meanwhile, and that a dead worker's streams do not bury
+        the next one is the permits' affair (`recovery.py`). Who is lost again may be what goes wrong. 0 also after a
+        worker that has not got the request, or not taken it: another one may, now. Who has asked all of them waits
+        before the next lap.
         """
         losses = sum(failure.rule.counts for failure in self.history)
-        if losses == 0 or not self.history[-1].rule.counts:
+        if losses < 2 or not self.history[-1].rule.counts:
             return 0.0
-        return min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** min(losses - 1, _DOUBLINGS)) * rng.uniform(0.5, 1.5)
+        return min(BACKOFF_CAP, BACKOFF_BASE * 2.0 ** min(losses - 2, _DOUBLINGS)) * rng.uniform(0.5, 1.5)
