@@ -365,6 +365,9 @@ class Account:
             self._deltas_said = self._deltas_said or attempt.hint is Dialect.INCREMENTAL
         if attempt.body is not None:
             ledger.template = attempt.body
+        elif attempt.shown:
+            shown = read_fields(attempt.shown)
+            ledger.template = shown, read_fields(shown["meta_info"])
         elif self.streaming:
             ledger.template = top, meta
         else:

@@ -195,8 +195,7 @@ def _replaced(place: Fields) -> frozenset[str]:
 
 
 def _sequence(request: Request, ids: array[int]) -> Raw:
-    delivered = ",".join(map(str, ids)).encode()
-    return joined([inside(request.prompt or NULL), delivered])
+    return joined([inside(request.prompt or NULL), inside(raw(ids.tolist()))])
 
 
 def _paced(request: Request, traits: Traits, delivered: int) -> Fields:

@@ -154,8 +154,10 @@ class Attempt:
         "prefilled",
         "rid",
         "seam",
+        "shown",
         "started",
         "stated",
+        "stencils",
         "tokens",
         "told",
         "version",
@@ -187,6 +189,10 @@ class Attempt:
         self.echo = b""
         #: The newest event in the client's view, where that differs.
         self.body: tuple[Fields, Fields] | None = None
+        #: The same, if it is only known as JSON.
+        self.shown = b""
+        #: Stencils that were made of its events.
+        self.stencils = 0
         #: Points where the scalar weight_version changed, in this attempt's tokens.
         self.marks: list[tuple[int, object]] = []
         self.version: object = None

@@ -42,6 +42,7 @@ from dyn_relay.formats.sglang.request import Request
 from dyn_relay.formats.sglang.rules import Rules
 from dyn_relay.formats.sglang.spans import label
 from dyn_relay.formats.sglang.steady import Steady
+from dyn_relay.formats.sglang.stencil import Stencil
 from dyn_relay.formats.sglang.wire import (
     Foreign,
     NotJson,
@@ -49,6 +50,9 @@ from dyn_relay.formats.sglang.wire import (
 )
 
 _anything = msgspec.json.Decoder(Raw)
+
+#: So many are made in an attempt; one whose events go on to differ in more than numbers is better off without.
+STENCILS = 8
 
 
 class Reader(Steady):
@@ -58,6 +62,8 @@ class Reader(Steady):
         super().__init__(request, rid, rules)
         #: Not bound to the exchange: one that refers to itself stays, with its body, until garbage is collected.
         self._take: Callable[[Any, bytes, bytes, float], Sequence[bytes]] = Reader._blind
+        #: For events that only bring more tokens, where the client's are written here.
+        self._stencil: Stencil | None = None
         #: The current attempt's worker has answered 200, in one piece.
         self._one_piece = False
         #: Something of a request that is not migratable has gone to the client.
@@ -72,7 +78,7 @@ class Reader(Steady):
         self.attempt_tokens = 0
         self.end, self.detail, self.accuses, self._held, self._fault = None, "", False, b"", None
         self._finished = self._aborted = self._even = False
-        self._steady = None
+        self._steady = self._stencil = None
         if not self.verdict.migratable:
             self._take = Reader._blind
         elif not self.streaming:
@@ -203,7 +209,9 @@ class Reader(Steady):
         return Dialect.INCREMENTAL if self._deltas_said and not dialect.ids_are_deltas else dialect
 
     def _show(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
-        attempt = self._attempt
+        if self._stencil is not None and (given := self._stencilled(self._stencil, data)):
+            return (b"data: ", given, b"\n\n")
+        attempt, self._stencil = self._attempt, None
         before = self._account(data, now, whole)
         if before is None:
             return ()
@@ -211,8 +219,36 @@ class Reader(Steady):
         if not view.dialect.rows_are_deltas:
             self._gather(data)
         shown = view.event(data)
-        attempt.body = None if self._finished else shown
+        attempt.body, attempt.shown = None if self._finished else shown, b""
+        if self._foreseeable(view.dialect):
+            attempt.stencils += 1
+            self._stencil = Stencil.of(data, shown, attempt.base)
         return framed(*shown)
+
+    def _foreseeable(self, dialect: Dialect) -> bool:
+        """May the next events be taken by a stencil? It knows numbers, and lists that are deltas on both sides."""
+        attempt, ledger = self._attempt, self._ledger
+        deltas = dialect is attempt.dialect is Dialect.INCREMENTAL and attempt.deltas
+        few = attempt.stencils < STENCILS
+        return few and deltas and not (self._finished or ledger.text or ledger.replays or attempt.prefilled)
+
+    def _stencilled(self, stencil: Stencil, data: bytes) -> bytes:
+        """Count an event that differs from the one before in numbers alone, and give the client's; b"" for another."""
+        attempt = self._attempt
+        taken = stencil.event(data, attempt.tokens)
+        if taken is None:
+            return b""
+        ids, total, shown = taken
+        try:
+            self._ledger.ids.extend(ids)
+        except OverflowError:
+            return b""  # `_account` says so
+        attempt.body, attempt.shown, attempt.newest = None, shown, data
+        attempt.events += 1
+        attempt.last_delta = len(ids)
+        attempt.tokens = self.attempt_tokens = total
+        self.delivered = attempt.base + total
+        return shown
 
     def _folded(self, whole: bytes, data: bytes, now: float) -> Sequence[bytes]:
         if self._account(data, now, whole) is not None:
