@@ -41,7 +41,7 @@ from dyn_relay.relay.context import Context
 from dyn_relay.relay.departures import Departures
 from dyn_relay.relay.fallback import Fallback
 from dyn_relay.relay.live import LiveRequests
-from dyn_relay.relay.orders import ORDER_TIMEOUT
+from dyn_relay.relay.orders import ORDER_TIMEOUT, LastOrders
 from dyn_relay.relay.queue import Queue
 from dyn_relay.relay.rooms import Rooms
 from dyn_relay.relay.service import Relay
@@ -180,6 +180,7 @@ class App:
             rng=self._rng,
             wall=self._wall,
             chores=Chores(chores),
+            last_orders=LastOrders(),
             queue=self._queue,
             permits=self._permits,
             rooms=self.rooms,

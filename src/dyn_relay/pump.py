@@ -8,7 +8,8 @@ that left, an error, or because the transform asks.
 
 Fairness: a wake-up makes at most `BATCH` reads, looking again for ready sockets until there are none, then yields to
 trio; fewer while the reads are large. epoll moves what it reported to the end of its queue, so the others come first
-next time.
+next time. A cut is a task's turn to work, and a worker that dies cuts all of its relays at once: only so many tasks are
+woken before the sockets of the others are looked at again.
 
 Rests: after a read that went on, a source is left alone for a while if the transform says so (`Transform.rest`).
 Nothing is done about it until epoll reports the source too early: only then it is taken out, and read when the time has
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import select
 import socket
+from collections import deque
 from typing import Protocol
 
 import outcome
@@ -34,6 +36,8 @@ GROUP = 8
 #: Bytes that a wake-up should read at most: a batch is sized by the mean read of the one before, down to `MIN_BATCH`.
 BATCH_BYTES = 1 << 20
 MIN_BATCH = 4
+#: Tasks whose relay was cut that are woken at a time.
+CUTS = 8
 
 _IN = select.EPOLLIN
 #: A source whose sink does not take. epoll reports a hang-up or error whatever it was asked for, and level-triggered it
@@ -60,11 +64,14 @@ class _Pair:
     """One relay in progress."""
 
     __slots__ = (
-        *("feed", "paused", "recv", "send", "sink", "sink_fd", "size", "source_fd", "task", "transform", "until"),
+        *("feed", "over", "paused", "recv", "send", "sink", "sink_fd", "size", "source_fd", "task", "transform"),
+        "until",
     )
 
     def __init__(self, source: Pumped, sink: Pumped, transform: Transform) -> None:
         self.task = trio.lowlevel.current_task()
+        #: It was cut, which the task is still to be told.
+        self.over = False
         self.sink = sink
         self.sink_fd = sink.sock.fileno()
         self.source_fd = source.sock.fileno()
@@ -84,10 +91,11 @@ class _Pair:
 class _Watch:
     """A wait for the end of one connection."""
 
-    __slots__ = ("sink_fd", "task")
+    __slots__ = ("over", "sink_fd", "task")
 
     def __init__(self, fd: int) -> None:
         self.task = trio.lowlevel.current_task()
+        self.over = False
         self.sink_fd = fd
 
 
@@ -107,16 +115,25 @@ class Pump:
         self._resting: list[_Pair] = []
         self._due = 0.0
         self._lot = trio.lowlevel.ParkingLot()
+        #: Whose relay was cut, and how, in that order.
+        self._cut: deque[tuple[_Pair | _Watch, Ended]] = deque()
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
         wait, fd = trio.lowlevel.wait_readable, self._epoll.fileno()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._serve_rested)
-            task_status.started()
-            while True:
-                await wait(fd)
-                self._serve()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._serve_rested)
+                task_status.started()
+                while True:
+                    if self._cut:
+                        await trio.lowlevel.checkpoint()
+                    else:
+                        await wait(fd)
+                    self._serve()
+                    self._tell(CUTS)
+        finally:
+            self._tell(len(self._cut))  # they cannot be cancelled
 
     def close(self) -> None:
         """Free the epoll descriptor; every relay must have ended."""
@@ -152,6 +169,8 @@ class Pump:
 
     async def _sleep(self, pair: _Pair | _Watch) -> Ended:
         def abort(_: object) -> trio.lowlevel.Abort:
+            if pair.over:
+                return trio.lowlevel.Abort.FAILED  # how it was cut shows once only
             self._release(pair)
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -169,6 +188,18 @@ class Pump:
         if isinstance(pair, _Pair):
             del self._sources[pair.source_fd]
             self._epoll.unregister(pair.source_fd)
+
+    def _end(self, pair: _Pair | _Watch, ended: Ended) -> None:
+        """Neither side will be looked at again; the task is woken when it is its turn."""
+        self._release(pair)
+        pair.over = True
+        self._cut.append((pair, ended))
+
+    def _tell(self, most: int) -> None:
+        """Wake the tasks of so many relays that were cut, or of all."""
+        for _ in range(min(most, len(self._cut))):
+            pair, ended = self._cut.popleft()
+            trio.lowlevel.reschedule(pair.task, outcome.Value(ended))
 
     def _wake(self, pair: _Pair | _Watch, result: outcome.Outcome[Ended]) -> None:
         self._release(pair)
@@ -194,7 +225,7 @@ class Pump:
                 if waiting is None:
                     continue  # its pair ended earlier in this batch
                 if events & _GONE:
-                    self._wake(waiting, outcome.Value(Ended.SINK_GONE))
+                    self._end(waiting, Ended.SINK_GONE)
                 elif isinstance(waiting, _Pair):
                     self._sink_ready(waiting)
             elif pair.paused:
@@ -226,9 +257,11 @@ class Pump:
                 # By identity: its descriptor may be another connection's by now.
                 if self._sources.get(pair.source_fd) is pair:
                     left -= max(self._rested(pair), BATCH_BYTES // BATCH)
-                if left <= 0:
+                if left <= 0 or len(self._cut) >= CUTS:
+                    self._tell(CUTS)
                     await trio.lowlevel.checkpoint()
                     left = BATCH_BYTES
+            self._tell(CUTS)
 
     def _rested(self, pair: _Pair) -> int:
         """Read what has gathered; gives the number of bytes."""
@@ -249,11 +282,11 @@ class Pump:
         except BlockingIOError:
             return 0
         except OSError:
-            self._wake(pair, outcome.Value(Ended.SOURCE_BROKEN))
+            self._end(pair, Ended.SOURCE_BROKEN)
             return 0
         size = len(data)
         if not size:
-            self._wake(pair, outcome.Value(Ended.EOF))
+            self._end(pair, Ended.EOF)
             return 0
         pair.size = LARGE_RECEIVE_SIZE if size >= RECEIVE_SIZE else RECEIVE_SIZE
         try:
@@ -284,7 +317,7 @@ class Pump:
             except BlockingIOError:
                 sent = 0
             except OSError:
-                self._wake(pair, outcome.Value(Ended.SINK_GONE))
+                self._end(pair, Ended.SINK_GONE)
                 continue
             if sent < len(sink.unsent):
                 sink.unsent = memoryview(sink.unsent)[sent:]
@@ -302,7 +335,7 @@ class Pump:
         try:
             pair.sink.flush()
         except OSError:
-            self._wake(pair, outcome.Value(Ended.SINK_GONE))
+            self._end(pair, Ended.SINK_GONE)
             return
         if pair.sink.unsent:
             return

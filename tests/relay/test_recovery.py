@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import pytest
 import trio
 
+from dyn_relay.relay.chores import Chores
 from dyn_testkit.client import begin
-from dyn_testkit.faults import AT_HEAD, KILL_WORKER, STALL, Fault, FaultPlan, at_token, every, first, status
+from dyn_testkit.faults import AT_HEAD, KILL_WORKER, RESET, STALL, Fault, FaultPlan, at_token, every, first, status
 from dyn_testkit.relay import until
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
@@ -95,6 +97,27 @@ async def test_streams_of_a_dead_worker_come_back_in_waves(autojump_clock, permi
         assert dialled["w1"] < STREAMS + 50
         assert w.metric("dyn_relay_retry_queue_depth") == 0
         assert w.metric('dyn_relay_migrations_total{reason="cut"}') == STREAMS
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["it lives", "it is dead"])
+async def test_a_worker_that_lost_many_is_told_of_all_if_it_lives_and_is_one_question_if_not(
+    autojump_clock, monkeypatch, lives
+):
+    begun = []
+    start = Chores.start
+    monkeypatch.setattr(Chores, "start", lambda self, work: begun.append(work) or start(self, work))
+    cut = FaultPlan.of(Fault(at_token(6), RESET if lives else KILL_WORKER, first(32)))
+    async with world(plans=[cut, None], options=WorkerOptions(tick=0.5), **ONE_WORKER) as w:
+        async with trio.open_nursery() as clients:
+            for number in range(32):
+                clients.start_soon(w.ask, generate(10, rid=f"r{number}", input_ids=[5, number]))
+            await until(lambda: len(w.app.live) == 32 and all(tokens(w)))
+            w.app.fleet.add(w.workers[1].url)
+        await w.quiet()
+        assert {len(row["attempts"]) for row in w.rows} == {2}
+        dropped = {json.loads(one.request.body)["rid"] for one in w.workers[0].requests if one.path == "/abort_request"}
+        lost = {row["attempts"][0]["rid"] for row in w.rows}
+        assert (dropped, len(begun)) == (lost if lives else set(), 1)
 
 
 async def test_who_waits_for_a_permit_holds_no_lease(autojump_clock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import socket
 import ssl
@@ -14,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 from wire_kit import read_all, read_until
 
 from dyn_relay.net import LARGE_RECEIVE_SIZE, RECEIVE_SIZE, Ended
-from dyn_relay.pump import BATCH, BATCH_BYTES, Pump
+from dyn_relay.pump import BATCH, BATCH_BYTES, CUTS, Pump
 from dyn_relay.sockets import SocketConnection, SocketNetwork, describe, open_network
 
 #: Far more than the kernel buffers of one connection below.
@@ -306,6 +307,79 @@ async def test_a_wake_up_looks_again_for_what_has_become_ready_and_yields_all_th
             pump._serve()
             assert copy.fed == BATCH
             nursery.cancel_scope.cancel()
+
+
+async def test_who_was_cut_is_told_a_few_at_a_time_and_the_others_are_served_in_between(network: SocketNetwork) -> None:
+    """A worker dies: each of its streams is work; a stream of another one does not wait for all of them."""
+    pump, cuts = network._pump, 8 * CUTS
+    source, worker = local_pair(pump)
+    client, sink = local_pair(pump)
+    pairs = [(local_pair(pump), local_pair(pump)) for _ in range(cuts)]
+    told: list[Ended] = []
+    #: How many had been told when a byte of the other one came.
+    seen: list[int] = []
+
+    class Watching(Copy):
+        def feed(self, data: bytes) -> bytes:
+            seen.append(len(told))
+            worker.sock.send(b"x")  # there is always one more
+            return b""
+
+    async def relay(upstream: SocketConnection, downstream: SocketConnection) -> None:
+        told.append(await network.relay(upstream, downstream, Copy()))
+
+    with closing(source, worker, client, sink, *(end for pair in pairs for ends in pair for end in ends)):
+        async with trio.open_nursery() as nursery:
+            for (upstream, _), (_, downstream) in pairs:
+                nursery.start_soon(relay, upstream, downstream)
+            await wait_all_tasks_blocked()
+            for (_, dead), _ in pairs:
+                dead.close()
+            worker.sock.send(b"x")
+            nursery.start_soon(network.relay, source, sink, Watching())
+            with trio.fail_after(20):
+                while len(told) < cuts:
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    assert told == [Ended.EOF] * cuts
+    steps = [after - before for before, after in itertools.pairwise(seen)]
+    assert max(steps) <= 2 * CUTS  # the tasks that two wake-ups have woken may run between two others
+    assert seen[-1] >= cuts - 2 * CUTS
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["the pump goes on", "the pump ends"])
+async def test_how_a_relay_was_cut_is_told_though_its_task_is_cancelled_meanwhile(goes_on: bool) -> None:
+    """A reset shows once: a cancelled task that looked again would find an orderly end."""
+    pump, told = Pump(), list[Ended]()
+    pairs = [(local_pair(pump), local_pair(pump)) for _ in range(3 * CUTS)]
+
+    async def relay(upstream: SocketConnection, downstream: SocketConnection) -> None:
+        told.append(await pump.relay(upstream, downstream, Copy()))
+
+    async def pumping(scope: trio.CancelScope) -> None:
+        with scope:
+            await pump.run()
+
+    with closing(*(end for pair in pairs for ends in pair for end in ends)):
+        async with trio.open_nursery() as pumps, trio.open_nursery() as relays:
+            for (upstream, _), (_, downstream) in pairs:
+                relays.start_soon(relay, upstream, downstream)
+            await wait_all_tasks_blocked()
+            for (_, dead), _ in pairs:
+                dead.close()
+            pump._serve()
+            pump._tell(CUTS)
+            assert len(pump._cut) == 2 * CUTS
+            relays.cancel_scope.cancel()
+            scope = trio.CancelScope()
+            pumps.start_soon(pumping, scope)
+            if not goes_on:
+                scope.cancel()
+            with trio.CancelScope(shield=True), trio.fail_after(20):
+                while len(told) < len(pairs):
+                    await trio.lowlevel.checkpoint()
+            scope.cancel()
+    assert told == [Ended.EOF] * len(pairs)
     pump.close()
 
 

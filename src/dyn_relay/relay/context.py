@@ -16,6 +16,7 @@ from dyn_relay.observe.trace import TraceFile
 from dyn_relay.relay.chores import Chores
 from dyn_relay.relay.fallback import Fallback
 from dyn_relay.relay.live import LiveRequests
+from dyn_relay.relay.orders import LastOrders
 from dyn_relay.relay.queue import Queue
 from dyn_relay.relay.rooms import Rooms
 from dyn_relay.relay.turnstile import Turnstile
@@ -37,6 +38,7 @@ class Context:
     #: Seconds since the epoch, for trace rows; the simulator gives its own.
     wall: Callable[[], float]
     chores: Chores
+    last_orders: LastOrders
     queue: Queue
     #: For continuations without a token.
     permits: Turnstile

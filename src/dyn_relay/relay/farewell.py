@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import partial
+from collections.abc import Callable
 
 import trio
 
 from dyn_relay.relay.attempt import Attempt
 from dyn_relay.relay.context import Context
-from dyn_relay.relay.orders import tell, tell_if_alive
+from dyn_relay.relay.orders import tell
 
 #: An abort is said again at this interval, in seconds, so many times, while its attempt goes on.
 ABORT_INTERVAL = 1.0
 ABORT_REPEATS = 5
 
 
-def farewells(context: Context, attempt: Attempt | None) -> list[Callable[[], Awaitable[object]]]:
-    """What tells its workers, which may still live, to stop."""
+def farewell(context: Context, attempt: Attempt | None) -> list[trio.Event]:
+    """Tell its workers, which may still live, to stop. What is returned is set when that is over, for each."""
     if attempt is None or not attempt.sent or not attempt.rid or context.live.related(attempt.rid):
         return []  # a related one is not migratable, and kept its name
     order = context.format.abort(attempt.rid)
-    return [partial(tell_if_alive, context, worker, order) for worker in attempt.at_work]
+    return [context.last_orders.tell(context, worker, order) for worker in attempt.at_work]
 
 
 async def abort(context: Context, attempt: Attempt, goes_on: Callable[[], bool]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
@@ -16,7 +17,9 @@ from dyn_relay.http11.client import Response, fetch
 from dyn_relay.http11.errors import BadResponse
 from dyn_relay.http11.headers import Headers
 from dyn_relay.net import ConnectFailed, ConnectionBroken
-from dyn_relay.relay.context import Context
+
+if TYPE_CHECKING:
+    from dyn_relay.relay.context import Context
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("relay")
 
@@ -47,15 +50,39 @@ async def tell(context: Context, worker: Worker, order: Outbound) -> bool:
     return response.status == 200
 
 
-async def tell_if_alive(context: Context, worker: Worker, order: Outbound) -> bool:
-    """`tell`. One that has just failed is asked first whether it answers at all: once, whoever else has orders for it.
+class LastOrders:
+    """Tells workers to drop what nobody waits for any more.
 
-    A dead one's thousand streams would else be a thousand dials.
+    One that has just failed is asked first whether it answers at all: once, and what it is to be told is gathered
+    meanwhile. A dead one's thousand streams would else be a thousand dials, and a thousand tasks.
     """
-    failed = worker.state in (State.SUSPECT, State.DEAD)
-    if failed and context.fleet.get(worker.id) is worker and not await context.fleet.lives(worker):
-        return False
-    return await tell(context, worker, order)
+
+    def __init__(self) -> None:
+        #: For workers that are being asked; each with what is set when they were told, or need not be.
+        self._gathered: dict[Worker, tuple[list[Outbound], trio.Event]] = {}
+
+    def tell(self, context: Context, worker: Worker, order: Outbound) -> trio.Event:
+        """Begin to. What is returned is set when that is over."""
+        if worker.state not in (State.SUSPECT, State.DEAD) or context.fleet.get(worker.id) is not worker:
+            return context.chores.start(partial(tell, context, worker, order))
+        if worker in self._gathered:
+            orders, over = self._gathered[worker]
+            orders.append(order)
+            return over
+        orders = [order]
+        over = context.chores.start(partial(self._tell_if_alive, context, worker, orders))
+        self._gathered[worker] = orders, over
+        return over
+
+    async def _tell_if_alive(self, context: Context, worker: Worker, orders: list[Outbound]) -> None:
+        try:
+            alive = await context.fleet.lives(worker)
+        finally:
+            del self._gathered[worker]
+        if alive:
+            async with trio.open_nursery() as nursery:
+                for order in orders:
+                    nursery.start_soon(tell, context, worker, order)
 
 
 @dataclass(frozen=True, slots=True)

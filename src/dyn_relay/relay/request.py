@@ -20,7 +20,7 @@ from dyn_relay.relay.context import Context
 from dyn_relay.relay.downstream import Downstream
 from dyn_relay.relay.ending import Ending
 from dyn_relay.relay.failure import Action, Failure, Kind
-from dyn_relay.relay.farewell import abort, farewells
+from dyn_relay.relay.farewell import abort, farewell
 from dyn_relay.relay.leg import beside
 from dyn_relay.relay.queue import Crowded, Entry
 from dyn_relay.relay.record import AttemptRecord, Outcome, RequestRecord
@@ -386,7 +386,7 @@ class LogicalRequest:
     def _leave(self) -> list[trio.Event]:
         """Give the current attempt up: its workers, which may still live, are told to stop."""
         attempt, self._current = self._current, None
-        return [self._context.chores.start(tell_it) for tell_it in farewells(self._context, attempt)]
+        return farewell(self._context, attempt)
 
     # -- after a failure -------------------------------------------------------------------------------------------
 
