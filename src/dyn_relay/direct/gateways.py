@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import ssl
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
 
-from dyn_relay.direct.engine import Engine
-from dyn_relay.direct.gateway import Gateway
 from dyn_relay.direct.pipe import Pipe, pipe
-from dyn_relay.direct.tunnel import Tunnel
-from dyn_relay.grpc.channels import Channels, open_channels
 from dyn_relay.http11.client import Origin, Pool
 from dyn_relay.http11.server import Limits, Request, ServerConnection, serve
 from dyn_relay.net import ConnectFailed, Connection, Network
+
+if TYPE_CHECKING:
+    from dyn_relay.grpc.channels import Channels
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger("direct")
 
@@ -139,6 +139,12 @@ class Gateways:
                 del self._places[origin]
 
     async def _serve(self, origin: Origin, place: _Place) -> None:
+        # Not before the first engine: they bring h2 and protobuf, 6 MB that a fleet over HTTP has no use for.
+        from dyn_relay.direct.engine import Engine
+        from dyn_relay.direct.gateway import Gateway
+        from dyn_relay.direct.tunnel import Tunnel
+        from dyn_relay.grpc.channels import open_channels
+
         async with open_channels(
             self._network,
             origin.host,
