@@ -113,8 +113,8 @@ def test_a_unary_answer_is_counted_quickly_too(monkeypatch: pytest.MonkeyPatch) 
     body = {**BODY, "stream": False, "sampling_params": {"max_new_tokens": 40}}
     exchange = begun(body, False)
     passed = []
-    passes = exchange.passes
-    monkeypatch.setattr(exchange, "passes", lambda data: passed.append(passes(data)) or passed[-1])
+    passes = SglangExchange.passes
+    monkeypatch.setattr(SglangExchange, "passes", lambda one, data: passed.append(passes(one, data)) or passed[-1])
     for one in Engine("cumulative").events(body):
         assert exchange.feed([one], 1.0) == b""
     assert passed.count(True) >= 37

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import event as seen
@@ -55,6 +57,11 @@ def told(exchange: SglangExchange, events: list[Event]) -> list[object]:
     return found
 
 
+def without_stencils() -> AbstractContextManager[object]:
+    """Each event is read whole."""
+    return patch.object(SglangExchange, "_foreseeable", return_value=False)
+
+
 @settings(max_examples=256)
 @given(
     most=st.integers(3, 30),
@@ -74,8 +81,8 @@ def test_what_it_gives_is_what_a_whole_reading_gives(most, before, logprobs, top
     quick = told(exchange, events[:cut])
     seen(f"stencils: {exchange._attempt.stencils}")
     whole, events = moved(asked, before, engine)
-    whole._foreseeable = lambda dialect: False
-    assert quick == told(whole, events[:cut])
+    with without_stencils():
+        assert quick == told(whole, events[:cut])
 
 
 ASKED = {**BODY, "sampling_params": {"max_new_tokens": 60}}
@@ -84,8 +91,8 @@ ASKED = {**BODY, "sampling_params": {"max_new_tokens": 60}}
 def test_of_a_long_continuation_almost_all_events_are_taken_by_it(monkeypatch):
     exchange, events = moved(ASKED, 2, Engine("incremental"))
     whole = []
-    account = exchange._account
-    monkeypatch.setattr(exchange, "_account", lambda *args: whole.append(args) or account(*args))
+    account = SglangExchange._account
+    monkeypatch.setattr(SglangExchange, "_account", lambda *args: whole.append(args) or account(*args))
     for one in events[:-1]:
         exchange.feed([one], 3.0)
     assert (len(events), len(whole)) == (59, 3)  # its first, the one that shows its dialect, and the last
@@ -112,13 +119,12 @@ def test_of_a_long_continuation_almost_all_events_are_taken_by_it(monkeypatch):
 )
 def test_an_event_that_differs_in_more_is_read_whole(old, new):
     answers = []
-    for stencils in (reader.STENCILS, 0):
+    for reading in (nullcontext(), without_stencils()):
         exchange, events = moved(ASKED, 2, Engine("incremental"))
-        if not stencils:
-            exchange._foreseeable = lambda dialect: False
         changed = events[4][1].replace(old, new)
         assert changed != events[4][1]
-        answers.append(told(exchange, [*events[:4], sse(changed), *events[5:7]]))
+        with reading:
+            answers.append(told(exchange, [*events[:4], sse(changed), *events[5:7]]))
     assert answers[0] == answers[1]
 
 

@@ -56,6 +56,33 @@ UNREADABLE = (ValueError, KeyError, OverflowError, RecursionError, msgspec.Decod
 class Account:
     """What the attempts of one logical request have told, and what the client has of it."""
 
+    __slots__ = (
+        "_aborted",
+        "_attempt",
+        "_deltas_said",
+        "_dialect",
+        "_fault",
+        "_finished",
+        "_held",
+        "_ledger",
+        "_request",
+        "_rules",
+        "_sent",
+        "_settled",
+        "_stops",
+        "accuses",
+        "attempt_tokens",
+        "cached_tokens",
+        "delivered",
+        "detail",
+        "end",
+        "named",
+        "prompt_tokens",
+        "rid",
+        "streaming",
+        "verdict",
+    )
+
     def __init__(self, request: Request, rid: str, rules: Rules) -> None:
         self.rid = request.rid or rid
         self.named = bool(request.rid)

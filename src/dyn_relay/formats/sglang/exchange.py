@@ -45,6 +45,21 @@ _SECONDS_A_TOKEN = 0.1
 class SglangExchange(Paired):
     """See `dyn_relay.formats.base.Exchange`."""
 
+    __slots__ = (
+        "_as_is",
+        "_content_type",
+        "_local",
+        "_needs",
+        "_owed_finish",
+        "_status",
+        "_traits",
+        "cache_space",
+        "generations",
+        "pinned",
+        "session",
+        "unsplit",
+    )
+
     def __init__(self, request: Request, rid: str, rules: Rules) -> None:
         """`rid`: for a client that gave none."""
         super().__init__(request, rid, rules)

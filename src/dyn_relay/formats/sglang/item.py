@@ -41,6 +41,8 @@ class Common:
 class Item(SglangExchange):
     """See `dyn_relay.formats.base.Item`. Its events say which it is, at their end, where stock says it."""
 
+    __slots__ = ("_common", "_index", "alias")
+
     def __init__(self, share: Share, index: int, rules: Rules, common: Common) -> None:
         super().__init__(share.request, share.rid, rules)
         self.alias = share.alias

@@ -22,6 +22,8 @@ _LINE = 200
 class Paired(Reader):
     """See `dyn_relay.formats.base.Exchange`."""
 
+    __slots__ = ("_computed", "_whole", "beside")
+
     def __init__(self, request: Request, rid: str, rules: Rules) -> None:
         super().__init__(request, rid, rules)
         self.beside: Outbound | None = None

@@ -58,6 +58,8 @@ STENCILS = 8
 class Reader(Steady):
     """The events of one logical request's attempts, in order; the part of an exchange that looks into answers."""
 
+    __slots__ = ("_counts", "_labels", "_one_piece", "_shown", "_stencil", "_take")
+
     def __init__(self, request: Request, rid: str, rules: Rules) -> None:
         super().__init__(request, rid, rules)
         #: Not bound to the exchange: one that refers to itself stays, with its body, until garbage is collected.

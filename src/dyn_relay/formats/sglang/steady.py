@@ -17,6 +17,8 @@ from dyn_relay.formats.sglang.wire import Foreign
 class Steady(Account):
     """An account that counts such events quickly. What `_account` makes of them is the same."""
 
+    __slots__ = ("_even", "_steady")
+
     def __init__(self, request: Request, rid: str, rules: Rules) -> None:
         super().__init__(request, rid, rules)
         #: Of the current attempt's events nothing is needed but ids and text: a stream's client gets them as they are.
