@@ -51,11 +51,15 @@ bench: $(STAMP)
 	bash bench/build.sh
 	cd bench && ../$(BIN)/python run.py --workloads A,B,B-paced,C,C-paced,D --reps 3
 
-# All that bench/ can tell, into bench/results/ (two hours and a quiet machine). One tool that fails stops no other.
-FULL = "run.py --peers all --workloads all --reps 5 --json results/full.json" \
-	"run.py --peers dyn-relay,dyn-relay-2 --workloads A --reps 5 --unpinned --json results/full-processes.json" \
-	"migration.py --reps 5 --json results/full-migration.json" \
-	"memory.py --json results/full-memory.json" \
+# All of docs/performance.md's tables, into bench/results/ (an hour, on a quiet machine). One tool that fails stops no
+# other.
+FULL = "run.py --peers dyn-relay,sglang-router,smg,nginx,relay --workloads all --reps 3 --json results/full.json" \
+	"run.py --peers dyn-relay-off,sglang-router --workloads A,D,D-inc --reps 3 --json results/full-off.json" \
+	"run.py --peers dyn-relay-coalesce,sglang-router --workloads B-fast,E --reps 3 --json results/full-coalesce.json" \
+	"run.py --peers dyn-relay,dyn-relay-2 --workloads A --reps 3 --unpinned --json results/full-processes.json" \
+	"migration.py --reps 3 --json results/full-migration.json" \
+	"migration.py --streams 100 --retry-permits 0 --reps 3 --json results/full-migration-at-once.json" \
+	"memory.py --peers dyn-relay,dyn-relay-capped --json results/full-memory.json" \
 	"plot.py results/full.json results/full.svg"
 bench-full: $(STAMP)
 	bash bench/build.sh
