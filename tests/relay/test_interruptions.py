@@ -191,5 +191,6 @@ async def test_forwarded_credentials_go_instead_of_the_workers(autojump_clock):
     async with world(plans=[None], forward_authorization=True, worker_api_key="worker") as w:
         await w.ask(generate(), headers={"authorization": "Bearer client"})
         await w.ask(generate())
+        await w.ask(generate(), headers={"authorization": "Bearer client", "connection": "authorization"})
         keys = [dict(recorded.request.headers)[b"authorization"] for recorded in w.workers[0].generates]
-        assert keys == [b"Bearer client", b"Bearer worker"]
+        assert keys == [b"Bearer client", b"Bearer worker", b"Bearer worker"]

@@ -12,7 +12,7 @@ from server_kit import GET, LAST, answers, echo, refused, serving
 from trio.testing import MockClock, wait_all_tasks_blocked
 from wire_kit import connection_pair, read_all, read_until
 
-from dyn_relay.http11.server import Limits, Request, ServerConnection
+from dyn_relay.http11.server import Handler, Limits, Request, ServerConnection, _converse
 
 
 @pytest.mark.parametrize("fragment", [1, 7, 1 << 30])
@@ -153,6 +153,53 @@ async def test_a_head_must_arrive_in_time_from_its_first_byte(autojump_clock: Mo
         started = trio.current_time()
         refused(await read_all(client), 408)
         assert trio.current_time() - started == pytest.approx(30)
+
+
+@pytest.mark.parametrize("before", [0, 80])
+async def test_blank_lines_before_a_head_change_nothing_of_its_time(before: float, autojump_clock: MockClock) -> None:
+    async with serving(echo, Limits(head_timeout=30, idle_timeout=90)) as server:
+        client = await server.connect()
+        await trio.sleep(before)
+        await client.send(b"\r\n\r\nGET /")
+        await trio.sleep(29)
+        await client.send(b"x HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert (await read_until(client, b"GET /x  ")).startswith(b"HTTP/1.1 200")
+        await client.send(b"\r\n\r\nGET /")
+        started = trio.current_time()
+        refused(await read_all(client), 408)
+        assert trio.current_time() - started == pytest.approx(30)
+
+
+async def works_first(served: ServerConnection, request: Request) -> None:
+    await trio.lowlevel.checkpoint()
+    await echo(served, request)
+
+
+@pytest.mark.parametrize("handler", [echo, works_first])
+@pytest.mark.parametrize("pieces", [1, 2], ids=["in one piece", "its body apart"])
+async def test_a_request_that_was_there_when_its_wait_was_cancelled_is_answered_once_and_is_the_last(
+    handler: Handler, pieces: int
+) -> None:
+    """A drain, or a deadline that is over, may find the task woken already, with the bytes of a request to read."""
+    client, connection = connection_pair()
+    served = ServerConnection(connection, Limits())
+    receive, left = connection.receive, [pieces]
+
+    async def late(max_bytes: int) -> bytes:
+        data = await receive(max_bytes)
+        left[0] -= 1
+        if not left[0]:
+            served.waiting.cancel()
+        return data
+
+    connection.receive = late  # type: ignore[method-assign]
+    head = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n"
+    if pieces == 2:
+        connection.fragment = len(head)
+    await client.send(head + b"hello" + GET)
+    await _converse(served, handler, None)
+    ((status, headers, body),) = answers(await read_all(client), ["POST"])
+    assert (status, headers[b"connection"], body) == (200, b"close", b"POST /x  hello")
 
 
 async def test_d2_an_idle_connection_lives_for_the_idle_time_and_ends_silently(autojump_clock: MockClock) -> None:

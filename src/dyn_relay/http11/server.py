@@ -117,6 +117,7 @@ class ServerConnection:
     async def receive(self) -> Request | None:
         """The next request, within the deadlines; `waiting` is cancelled after them. None: the peer is done.
 
+        One that was there when `waiting` was cancelled is the last, and has to be answered outside of it.
         Raises `Refusal`, `ConnectionBroken`. After any of these the connection is of no further use.
         """
         if not self.reusable:
@@ -141,7 +142,7 @@ class ServerConnection:
         if body is None:
             return None
         self.waiting.deadline = math.inf
-        self.reusable = head.keep_alive and not self._draining
+        self.reusable = head.keep_alive and not (self._draining or self.waiting.cancel_called)
         return Request(
             method=head.method,
             target=head.target,
@@ -165,8 +166,7 @@ class ServerConnection:
     async def _receive_head(self) -> bytes | None:
         buffer, limit = self._buffer, self._limits.max_head
         searched = 0
-        if buffer:
-            self._within(self._limits.head_timeout)
+        begun = bool(buffer)
         while True:
             while buffer.startswith(b"\r\n"):
                 del buffer[:2]  # some clients end a body with one line end too many
@@ -182,13 +182,12 @@ class ServerConnection:
                 # Such a head may never end by our rules; do not wait for it.
                 raise Refusal(400, "a bare LF in the request head")
             searched = len(buffer)
+            if begun:
+                self._within(self._limits.head_timeout)
             data = await self.connection.receive(RECEIVE_SIZE)
             if not data:
                 return None
-            if self._idle:
-                self._idle = False
-                if b"\r\n\r\n" not in data:
-                    self._within(self._limits.head_timeout)
+            begun, self._idle = self._idle, False
             buffer += data
 
     async def _receive_sized(self, length: int) -> bytes | None:
@@ -379,13 +378,15 @@ async def _converse(served: ServerConnection, handler: Handler, on_error: Callab
     """All requests of one connection; leaves it closed."""
     try:
         refusal: Refusal | None = None
+        last: Request | None = None
         with served.waiting:
             try:
-                if not await _answer_all(served, handler, on_error):
-                    return
+                last = await _answer_all(served, handler, on_error)
             except Refusal as exc:
                 refusal = exc
-        if served.waiting.cancelled_caught:
+        if last is not None:
+            await _answer(served, last, handler, on_error)
+        elif served.waiting.cancelled_caught:
             refusal = served.overdue
         if refusal is not None:
             await served.refuse(refusal)
@@ -396,21 +397,35 @@ async def _converse(served: ServerConnection, handler: Handler, on_error: Callab
         served.break_off()
 
 
-async def _answer_all(served: ServerConnection, handler: Handler, on_error: Callable[[Exception], None] | None) -> bool:
-    """Requests until there are no more; False if an answer has no good end. Raises `Refusal`, `ConnectionBroken`."""
+async def _answer_all(
+    served: ServerConnection, handler: Handler, on_error: Callable[[Exception], None] | None
+) -> Request | None:
+    """Requests until there are no more, or one that is to be answered outside of `served.waiting`: that one.
+
+    Raises `Refusal`, and as `_answer`.
+    """
     while (request := await served.receive()) is not None:
-        try:
-            await handler(served, request)
-        except ConnectionBroken:
-            return False
-        except Exception as exc:
-            if on_error is not None:
-                on_error(exc)
-            if served.started:
-                return False
-            served.reusable = False
-            body = error_body(500, "internal error")
-            await served.respond(500, [(b"content-type", b"application/json")], body)
-        if not served.complete:
-            return False
-    return True
+        if served.waiting.cancel_called:
+            return request
+        await _answer(served, request, handler, on_error)
+    return None
+
+
+async def _answer(
+    served: ServerConnection, request: Request, handler: Handler, on_error: Callable[[Exception], None] | None
+) -> None:
+    """One request. Raises `ConnectionBroken`, also if the answer has no good end."""
+    try:
+        await handler(served, request)
+    except ConnectionBroken:
+        raise
+    except Exception as exc:
+        if on_error is not None:
+            on_error(exc)
+        if served.started:
+            raise ConnectionBroken("the answer has no good end") from exc
+        served.reusable = False
+        body = error_body(500, "internal error")
+        await served.respond(500, [(b"content-type", b"application/json")], body)
+    if not served.complete:
+        raise ConnectionBroken("the answer has no good end")

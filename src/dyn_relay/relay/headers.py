@@ -19,11 +19,12 @@ def to_worker(headers: Headers, config: Config, *, native: bool = False) -> Head
     The client's credential is for this proxy; it travels on only with --forward-authorization, and then instead of the
     worker's key. `native`: the answer is read here, so that it must not be compressed.
     """
-    forwarded = config.forward_authorization and get(headers, b"authorization") is not None
+    travelling = end_to_end(headers)
+    forwarded = config.forward_authorization and get(travelling, b"authorization") is not None
     ours = _OURS if forwarded else _OURS_ALONE
     kept = [
         pair
-        for pair in end_to_end(headers)
+        for pair in travelling
         if pair[0] not in ours and not pair[0].startswith(_OVERRIDES) and not (native and pair[0] == b"accept-encoding")
     ]
     if config.worker_api_key and not forwarded:

@@ -108,6 +108,38 @@ def test_almost_all_events_pass(dialect: str, logprobs: bool) -> None:
     assert exchange.delivered == 40
 
 
+@pytest.mark.parametrize("dialect", ["cumulative", "incremental"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_line_ends_in_an_event_are_gone_from_what_is_made_of_it(dialect: str, stream: bool) -> None:
+    """An engine may spread an event over several data lines; one that is written here has one."""
+    made = []
+    for slow in (False, True):
+        exchange = begun(
+            {**BODY, "stream": stream, "sampling_params": {"max_new_tokens": 20}}, dialect == "incremental", slow=slow
+        )
+        for _, data in Engine(dialect).events({**BODY, "sampling_params": {"max_new_tokens": 40}})[:20]:
+            spread = data.replace(b'"meta_info":{', b'"meta_info":{\n"odd":{\n"a":1},')
+            exchange.feed([(b"data: " + spread.replace(b"\n", b"\ndata: ") + b"\n\n", spread)], 1.0)
+        finish = exchange.complete(2.0)  # of what was cut before its last word
+        assert finish is not None
+        assert b"\n" not in finish.removesuffix(b"\n\ndata: [DONE]\n\n")
+        made.append((finish, exchange.delivered))
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("field", [b'"index":"x"', b'"error":1', b'"text":5', b'"meta_info":7'])
+@pytest.mark.parametrize("dialect", ["cumulative", "incremental"])
+def test_a_field_of_another_kind_is_told_as_it_is_told_when_all_is_read(dialect: str, field: bytes) -> None:
+    body = {**BODY, "sampling_params": {"max_new_tokens": 40}}
+    states = []
+    for slow in (False, True):
+        exchange = begun(body, dialect == "incremental", slow=slow)
+        for number, (_, data) in enumerate(Engine(dialect).events(body)[:8]):
+            take(exchange, sse(data[:-1] + b"," + field + b"}" if number == 6 else data))
+        states.append(state(exchange))
+    assert states[0] == states[1]
+
+
 def test_a_unary_answer_is_counted_quickly_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a cumulative stream only the newest event is needed."""
     body = {**BODY, "stream": False, "sampling_params": {"max_new_tokens": 40}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -125,6 +126,24 @@ def test_an_event_that_differs_in_more_is_read_whole(old, new):
         assert changed != events[4][1]
         with reading:
             answers.append(told(exchange, [*events[:4], sse(changed), *events[5:7]]))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("name", [b'"output_ids" ', b'"output\\u005fids"', b'"output_ids"', b'"meta_info"'])
+@pytest.mark.parametrize("of", [None, 0, 1, 2, 3])
+def test_a_field_that_is_there_twice_is_read_as_it_is_read_whole(name, of):
+    """The last one counts; here it says what the field of one of the events says, or the first is of another kind."""
+    answers = []
+    for reading in (nullcontext(), without_stencils()):
+        exchange, events = moved(ASKED, 2, Engine("incremental"))
+        field = b'"meta_info"' if name == b'"meta_info"' else b'"output_ids"'
+        if of is None:
+            doubled = [b"{" + name + b':"AAAA",' + data[1:] for _, data in events[:6]]
+        else:
+            value = dumps(json.loads(events[of][1])[field[1:-1].decode()])
+            doubled = [data[:-1] + b"," + name + b":" + value + b"}" for _, data in events[:6]]
+        with reading:
+            answers.append(told(exchange, [sse(data) for data in doubled]))
     assert answers[0] == answers[1]
 
 

@@ -29,6 +29,8 @@ class _Grown(Delta, gc=False):
     """`Delta` of a cumulative event."""
 
     meta_info: _Meta | None = None
+    #: As in `Whole`, which reads the others.
+    index: int | None = None
 
 
 _decoder = msgspec.json.Decoder(_Grown)

@@ -137,14 +137,15 @@ class Reader(Steady):
             for whole, data in events:
                 if self.end is not None:
                     break
+                # JSON has line ends between its words only; in an event that is written again they would end it.
+                data = data.replace(b"\n", b" ")
                 if not data or (self._steady is not None and (whole or not self.streaming) and self.passes(data)):
                     if self.streaming:
                         out.append(whole)
                 elif data == DONE:
                     out.append(self._done(whole))
                 else:
-                    # JSON has line ends between its words only; in an event that is written again they would end it.
-                    out += self._take(self, whole, data.replace(b"\n", b" "), now)
+                    out += self._take(self, whole, data, now)
         except UNREADABLE as exc:
             # NotJson and Foreign are ValueErrors; so is a count that does not add up.
             self._stop(End.GARBAGE, str(exc))

@@ -7,6 +7,7 @@ another look at its fields.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -53,6 +54,10 @@ class Stencil:
 
         None if what becomes of the next one may depend on more than its numbers.
         """
+        try:
+            json.loads(data, object_pairs_hook=_once)
+        except (ValueError, RecursionError):
+            return None
         top = read_fields(data)
         meta = read_fields(top["meta_info"])
         if top.keys() != {IDS, "meta_info"} or not all(_foreseen(name, meta) for name in meta):
@@ -96,6 +101,14 @@ class Stencil:
             value = found[name]
             out += (b'"', name, b'":', b"%d" % (int(value) + self._base) if name in _SHIFTED else value, between)
         return b"".join(out)
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Raises `ValueError` for a name that is there twice, however spelled: readers heed the last one alone."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a field that is there twice")
+    return found
 
 
 def _foreseen(name: str, meta: Fields) -> bool:
