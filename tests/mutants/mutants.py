@@ -27,8 +27,8 @@ MUTANTS = (
     Mutant(
         "replayed token",
         "formats/sglang/continuation.py",
-        'delivered = ",".join(map(str, ids)).encode()',
-        'delivered = ",".join(map(str, ids[:-1] or ids)).encode()',
+        "inside(raw(ids.tolist()))",
+        "inside(raw(ids.tolist()[:-1] or ids.tolist()))",
     ),
     Mutant(
         "dropped last token",

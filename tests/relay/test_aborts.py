@@ -7,6 +7,7 @@ import json
 import pytest
 import trio
 
+from dyn_relay.relay import orders
 from dyn_testkit import faults
 from dyn_testkit.client import ask, fetch
 from dyn_testkit.faults import CLOSE, RESET, STALL, FaultPlan, at_token
@@ -229,6 +230,31 @@ async def test_a_client_that_leaves_frees_the_worker(autojump_clock, stream, sil
         assert w.workers[0].disconnects == 1
         assert [worker.in_flight for worker in w.app.fleet.workers] == [0]
         assert [(row["outcome"], row["closed_by"]) for row in w.rows] == [("client_gone", "client")]
+
+
+@BOTH
+@pytest.mark.parametrize("again", ["x", "xy"], ids=["the same rid", "one that extends it"])
+async def test_who_leaves_and_comes_back_under_the_same_rid_is_not_dropped_with_what_was_left(
+    autojump_clock, monkeypatch, stream, again
+):
+    """A client's own time limit, and its retry: the order to drop the first may reach the worker after the second."""
+    fetch = orders.fetch
+
+    async def slow(*args, **kwargs):
+        await trio.sleep(3)
+        return await fetch(*args, **kwargs)
+
+    monkeypatch.setattr(orders, "fetch", slow)
+    async with world(plans=[None], options=WorkerOptions(tick=1.0)) as w:
+        with trio.move_on_after(4.5):
+            await w.ask(generate(20, stream=stream, rid="x"))
+        answer = await w.ask(generate(20, stream=stream, rid=again))
+        assert judged(answer, generate(20, stream=stream, rid=again), ORACLE) == []
+        await w.ask(generate(2, stream=stream, rid=again))
+        names = [json.loads(recorded.request.body)["rid"] for recorded in w.workers[0].generates]
+        assert [name in ("x", "xy") for name in names] == [True, False, True]  # the order has been heard by then
+        aborts = [one.request.body for one in w.workers[0].requests if one.path == "/abort_request"]
+        assert [json.loads(body)["rid"] for body in aborts] == ["x"]
 
 
 async def test_duplicate_live_rid(autojump_clock):

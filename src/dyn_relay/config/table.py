@@ -212,7 +212,10 @@ class Config:
         verify=is_format,
     )
     upstream_pool_idle_timeout_secs: float = option(
-        WORKERS, 3.0, "How long an idle connection to a worker is kept. Stay below the engine's own 5 s.", minimum=0
+        WORKERS,
+        3.0,
+        "How long an idle connection to a worker is used again. Stay below the engine's own 5 s.",
+        minimum=0,
     )
     rejoin: Literal["always", "weight-version-match", "manual"] = option(
         WORKERS,
@@ -314,7 +317,11 @@ class Config:
         minimum=0,
     )
     poison_ttl_secs: float = option(
-        MIGRATION, 600.0, "How long a request that is suspected of killing workers is refused.", minimum=0
+        MIGRATION,
+        600.0,
+        "How long a request that is suspected of killing workers is refused; 0 = nothing is suspected, and what was lost "
+        "before its first token is not tried one by one.",
+        minimum=0,
     )
 
     health_check_endpoint: str = option(HEALTH, "/health", "Path that a probe asks for with GET.", verify=is_path)

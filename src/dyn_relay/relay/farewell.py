@@ -20,7 +20,9 @@ def farewell(context: Context, attempt: Attempt | None) -> list[trio.Event]:
     if attempt is None or not attempt.sent or not attempt.rid or context.live.related(attempt.rid):
         return []  # a related one is not migratable, and kept its name
     order = context.format.abort(attempt.rid)
-    return [context.last_orders.tell(context, worker, order) for worker in attempt.at_work]
+    told = [context.last_orders.tell(context, worker, order) for worker in attempt.at_work]
+    context.live.drop(attempt.rid, told)
+    return told
 
 
 async def abort(context: Context, attempt: Attempt, goes_on: Callable[[], bool]) -> None:

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import trio
+
 if TYPE_CHECKING:
     from dyn_relay.relay.request import LogicalRequest
 
@@ -33,6 +35,8 @@ class LiveRequests:
         self._ordered: list[str] = []
         #: How many of them have which length: of all the prefixes of a name, only these can be one of them.
         self._lengths: Counter[int] = Counter()
+        #: Names that workers are being told to drop; each with what is set when they were.
+        self._dropped: dict[str, list[trio.Event]] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -82,6 +86,19 @@ class LiveRequests:
             if not self._lengths[len(name)]:
                 del self._lengths[len(name)]
             del self._ordered[bisect_left(self._ordered, name)]
+
+    def drop(self, name: str, told: list[trio.Event]) -> None:
+        """Workers are told to drop an attempt; what has come to them under its name by then would go with it."""
+        while self._dropped and all(event.is_set() for event in next(iter(self._dropped.values()))):
+            del self._dropped[next(iter(self._dropped))]
+        self._dropped.setdefault(name, []).extend(told)
+
+    def dropped(self, name: str) -> bool:
+        """Would an order that is on its way mean this name as well?"""
+        return any(
+            name.startswith(other) and not all(event.is_set() for event in told)
+            for other, told in self._dropped.items()
+        )
 
     def matching(self, prefix: str) -> list[LogicalRequest]:
         """The live requests that an abort of `prefix` means, as stock matches them; none for an empty one."""

@@ -302,11 +302,13 @@ class LogicalRequest:
         """The rid for the next attempt: the client's own until a worker may know it, then fresh ones.
 
         Also a fresh one if the client's own is a prefix of another live rid or extends one: SGLang matches aborts by
-        prefix, so that to abort one of the two attempts would be to abort both. A request that is not migratable has
-        the client's name at every worker.
+        prefix, so that to abort one of the two attempts would be to abort both. Also if workers are still being told to
+        drop what had the name before: its client has left and come back. A request that is not migratable has the
+        client's name at every worker.
         """
         live = self._context.live
-        renamed = self._exchange.verdict.migratable and (self.record.started_work or live.related(self.rid))
+        taken = self.record.started_work or live.related(self.rid) or live.dropped(self.rid)
+        renamed = self._exchange.verdict.migratable and taken
         if not renamed or not self._native:
             return self.record.rid
         name = live.fresh()
