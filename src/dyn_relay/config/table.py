@@ -319,8 +319,8 @@ class Config:
     poison_ttl_secs: float = option(
         MIGRATION,
         600.0,
-        "How long a request that is suspected of killing workers is refused; 0 = nothing is suspected, and what was lost "
-        "before its first token is not tried one by one.",
+        "How long a request that is suspected of killing workers is refused; 0 = nothing is suspected, and what was "
+        "lost before its first token is not tried one by one.",
         minimum=0,
     )
 
