@@ -5,7 +5,8 @@ from __future__ import annotations
 import trio
 
 from dyn_testkit import faults
-from dyn_testkit.faults import KILL_WORKER, FaultPlan, at_token, rid_begins
+from dyn_testkit.faults import KILL_WORKER, STALL, FaultPlan, at_token, first, rid_begins
+from dyn_testkit.relay import until
 from dyn_testkit.worker import WorkerOptions
 from tests.relay.bodies import ORACLE, generate
 from tests.relay.harness import judged, world
@@ -40,6 +41,31 @@ async def test_at_most_two_engines_die_and_no_bystander_suffers(autojump_clock):
         [response] = poisoned
         assert (response.status, response.json()["reason"]) == (502, REASON)
         assert w.metric('dyn_relay_poison_total{event="convicted"}') == 1
+
+
+async def test_what_a_death_before_the_first_token_leaves_is_not_tried_one_by_one(autojump_clock):
+    """As at the start of a step, when all that a worker has waits for its prefill; one by one it would take 30 s."""
+    hold = FaultPlan.of(faults.Fault(at_token(0), STALL, first(64)))
+    settings = {"worker_urls": ["http://w1:30000"], "stall_timeout_secs": 0}
+    async with world(plans=[hold, None, None], options=WorkerOptions(tick=0.5), **settings) as w:
+        answers = {}
+
+        async def client(number):
+            body = generate(4, rid=f"r{number:02}", input_ids=[5, number])
+            answers[number] = judged(await w.ask(body), body, ORACLE)
+
+        async with trio.open_nursery() as clients:
+            for number in range(64):
+                clients.start_soon(client, number)
+            await until(lambda: w.workers[0].live == 64)
+            for worker in w.workers[1:]:
+                w.app.fleet.add(worker.url)
+            await w.ready()
+            began = trio.current_time()
+            w.workers[0].kill()
+        assert [wrong for wrong in answers.values() if wrong] == []
+        assert len(answers) == 64
+        assert trio.current_time() - began < 15
 
 
 async def test_a_clients_retries_cost_the_fleet_nothing(autojump_clock):

@@ -9,6 +9,10 @@ at a time, and one request at most once at a time in the fleet, until its first 
 - who was on that worker beside a suspect on probation is *innocent*: the suspect did it;
 - everybody else becomes a suspect.
 
+A death that leaves hundreds of suspects is hardly the doing of one of them, and one by one they would wait for minutes.
+So of more than `SINGLY` suspects of one death, a `SINGLY`-th of them are on probation on a worker together. If that
+dies, it was one of these few, and each of them is tried alone from then on: one more engine is lost if it was poison.
+
 The relay needs four calls (nothing may be awaited between 1 and 2)::
 
     worker = fleet.choose_now(fingerprint, exclude, accept)               # 1: raises SuspectedPoison: answer 502;
@@ -45,6 +49,8 @@ log: structlog.typing.FilteringBoundLogger = structlog.get_logger("poison")
 
 #: Entries kept; the oldest go first. A suspect's entry is only needed until its next attempt's first token.
 CAPACITY = 65536
+#: Suspects of one death that are tried one by one.
+SINGLY = 16
 
 
 class SuspectedPoison(Exception):
@@ -68,6 +74,8 @@ class _Entry:
     suspicion: int
     convicted: bool
     expires: float
+    #: How many suspects may be on probation together where this one is.
+    together: int
 
 
 class PoisonRegister:
@@ -93,14 +101,21 @@ class PoisonRegister:
         entry = self._entry(fingerprint)
         return entry is not None and entry.convicted
 
-    def suspect(self, fingerprint: bytes, *, alone: bool) -> bool:
+    def together(self, fingerprint: bytes) -> int:
+        """How many suspects may be on probation together where this one is."""
+        entry = self._entry(fingerprint)
+        return entry.together if entry else 1
+
+    def suspect(self, fingerprint: bytes, *, alone: bool, among: int = 1) -> bool:
         """Hold a death against it; True if that convicts it.
 
-        `alone`: it was on probation, so the death is another one. Otherwise all its attempts that were on the same
-        dead worker count as one.
+        `alone`: it was on probation by itself, so the death is another one. Otherwise all its attempts that were on the
+        same dead worker count as one. `among`: how many may have been it; 1: it is to be tried alone from now on.
         """
-        before = self.suspicion(fingerprint)
-        entry = _Entry(before + 1 if alone else max(before, 1), self.convicted(fingerprint), self._clock() + self._ttl)
+        known, before = self._entry(fingerprint), self.suspicion(fingerprint)
+        together = min(max(among // SINGLY, 1), known.together if known else among)
+        suspicion, expires = before + 1 if alone else max(before, 1), self._clock() + self._ttl
+        entry = _Entry(suspicion, self.convicted(fingerprint), expires, together)
         entry.convicted |= entry.suspicion > self._attempts
         self._entries[fingerprint] = entry
         self._entries.move_to_end(fingerprint)
@@ -126,8 +141,19 @@ class PoisonRegister:
         return entries.get(fingerprint)
 
 
+class _Group:
+    """The suspects that are on probation on one worker: one, or several of a death that had very many."""
+
+    __slots__ = ("room", "trials")
+
+    def __init__(self, room: int) -> None:
+        #: How many there may be.
+        self.room = room
+        self.trials: set[Trial] = set()
+
+
 class Probation:
-    """Who is tried where: the attempts without a token on each worker, and the one suspect among them."""
+    """Who is tried where: the attempts without a token on each worker, and the suspects among them."""
 
     def __init__(self, register: PoisonRegister, changed: Callable[[], None], event: Callable[[str], None]) -> None:
         self.register = register
@@ -136,12 +162,15 @@ class Probation:
         #: Told "suspect", "convicted", "cleared" or "innocent".
         self._event = event
         self._tokenless: dict[str, set[Trial]] = {}
-        self._on_worker: dict[str, Trial] = {}
+        self._on_worker: dict[str, _Group] = {}
         self._on_trial: set[bytes] = set()
 
     def may_begin(self, fingerprint: bytes, worker: str) -> bool:
         """May a suspect be tried on this worker now?"""
-        return worker not in self._on_worker and fingerprint not in self._on_trial
+        group = self._on_worker.get(worker)
+        if fingerprint in self._on_trial:
+            return False
+        return group is None or len(group.trials) < min(group.room, self.register.together(fingerprint))
 
     def on_trial_at(self, worker: str) -> bool:
         """Is a suspect on probation there?"""
@@ -159,13 +188,18 @@ class Probation:
         if trial.suspect and not all(self.may_begin(trial.fingerprint, worker) for worker in trial.workers):
             raise RuntimeError("a suspect must not share: nothing may be awaited between choose_now() and trial()")
         for worker in trial.workers:
-            others = self._tokenless.setdefault(worker, set())
+            others, group = self._tokenless.setdefault(worker, set()), self._on_worker.get(worker)
             if trial.suspect:
-                self._on_worker[worker] = trial
+                room = self.register.together(trial.fingerprint)
+                if group is None:
+                    group = self._on_worker[worker] = _Group(room)
+                group.room = min(group.room, room)
+                group.trials.add(trial)
                 for other in others:
-                    other.beside[worker] = trial
-            elif worker in self._on_worker:
-                trial.beside[worker] = self._on_worker[worker]
+                    if not other.suspect:
+                        other.beside.setdefault(worker, set()).add(trial)
+            elif group is not None:
+                trial.beside[worker] = set(group.trials)
             others.add(trial)
         if trial.suspect:
             self._on_trial.add(trial.fingerprint)
@@ -181,14 +215,19 @@ class Probation:
             self._changed()
         for worker in trial.workers:
             for other in self._tokenless.get(worker, ()):
-                if other.beside.get(worker) is trial:
-                    del other.beside[worker]  # if the worker dies now, it was not this one
+                beside = other.beside.get(worker)
+                if beside is not None:
+                    beside.discard(trial)  # if the worker dies now, it was not this one
+                    if not beside:
+                        del other.beside[worker]
 
     def death(self, trial: Trial, worker: str) -> Finding:
         """The rule at the top of this file."""
+        among = self._among(trial, worker)
+        alone = trial.suspect and among == 1
         if trial.proven or worker in trial.beside:
             finding = Finding.INNOCENT
-        elif self.register.suspect(trial.fingerprint, alone=trial.suspect):
+        elif self.register.suspect(trial.fingerprint, alone=alone, among=1 if trial.suspect else among):
             finding = Finding.CONVICTED
         else:
             finding = Finding.SUSPECT
@@ -196,6 +235,15 @@ class Probation:
         if finding is Finding.CONVICTED:
             log.error("request convicted of killing workers", worker=worker, fingerprint=trial.fingerprint.hex())
         return finding
+
+    def _among(self, trial: Trial, worker: str) -> int:
+        """How many may have killed the worker: counted when the first of them is told of its death, for all of them."""
+        if worker not in trial.among:
+            tokenless, group = self._tokenless.get(worker, {trial}), self._on_worker.get(worker)
+            suspects = group.trials if group is not None else tokenless
+            for one in {trial, *tokenless}:
+                one.among[worker] = len(suspects)
+        return trial.among[worker]
 
     def end(self, trial: Trial) -> None:
         """The attempt is over, or has passed."""
@@ -206,8 +254,11 @@ class Probation:
                 tokenless.discard(trial)
                 if not tokenless:
                     del self._tokenless[worker]
-            if self._on_worker.get(worker) is trial:
-                del self._on_worker[worker]
+            group = self._on_worker.get(worker)
+            if group is not None and trial in group.trials:
+                group.trials.discard(trial)
+                if not group.trials:
+                    del self._on_worker[worker]
                 tried = True
         if tried:
             self._on_trial.discard(trial.fingerprint)
@@ -217,7 +268,7 @@ class Probation:
 class Trial:
     """One attempt's part in `Probation`; a context manager around the attempt."""
 
-    __slots__ = ("_probation", "beside", "fingerprint", "proven", "suspect", "workers")
+    __slots__ = ("_probation", "among", "beside", "fingerprint", "proven", "suspect", "workers")
 
     def __init__(self, probation: Probation, workers: Sequence[str], fingerprint: bytes, proven: bool) -> None:
         self._probation = probation
@@ -228,8 +279,10 @@ class Trial:
         self.proven = proven
         #: On probation.
         self.suspect = False
-        #: The suspect that is, or was until it ended without a token, on probation beside it, by worker.
-        self.beside: dict[str, Trial] = {}
+        #: The suspects that are, or were until they ended without a token, on probation beside it, by worker.
+        self.beside: dict[str, set[Trial]] = {}
+        #: How many may have killed a worker of its that has died.
+        self.among: dict[str, int] = {}
 
     def __enter__(self) -> Trial:
         self._probation.begin(self)

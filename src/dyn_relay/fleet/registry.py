@@ -257,7 +257,7 @@ class Fleet:
         *,
         proven: bool = False,
     ) -> Target | None:
-        """`pick`, but a suspect only gets a worker that can try it alone.
+        """`pick`, but a suspect only gets a worker that can try it alone, or with few others of a death of very many.
 
         `proven`: the request has given tokens, so that nothing is held against it. Raises `SuspectedPoison` for a
         convicted one, `NotYet` for a suspect that has to wait for `changed`.
@@ -268,9 +268,11 @@ class Fleet:
         if register.convicted(fingerprint):
             raise SuspectedPoison
         candidates = self._selection.candidates(exclude, accept, ask)
-        free = [worker for worker in candidates if self._probation.may_begin(fingerprint, worker.id)]
-        on_trial = sum(self._probation.on_trial_at(worker.id) for worker in candidates)
-        if candidates and (not free or on_trial >= math.ceil(len(candidates) * QUARANTINE_SHARE)):
+        trying = {worker.id for worker in candidates if self._probation.on_trial_at(worker.id)}
+        more = len(trying) < math.ceil(len(candidates) * QUARANTINE_SHARE)
+        may_begin = self._probation.may_begin
+        free = [one for one in candidates if (more or one.id in trying) and may_begin(fingerprint, one.id)]
+        if candidates and not free:
             raise NotYet
         return self._selection.choose(free, exclude, ask)
 
