@@ -123,6 +123,10 @@ def _bare_relay(port: int, workers: list[int]) -> list[str]:
     return [str(BIN / "relay"), "--port", str(port), "--up", str(workers[0])]
 
 
+def _bare_pump(port: int, workers: list[int]) -> list[str]:
+    return [sys.executable, str(Path(__file__).with_name("bare_pump.py")), str(port), str(workers[0])]
+
+
 PEERS = {
     peer.name: peer
     for peer in (
@@ -142,6 +146,7 @@ PEERS = {
             required=False,
         ),
         Peer("nginx", "one worker process, no buffering, connections kept", _nginx, required=False),
+        Peer("bare-pump", "a TCP relay on trio that reads nothing: the floor for this project's pump", _bare_pump),
         Peer("relay", "a TCP relay in Rust that reads nothing: the floor", _bare_relay),
     )
 }
