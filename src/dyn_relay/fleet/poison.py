@@ -223,14 +223,13 @@ class Probation:
 
     def death(self, trial: Trial, worker: str) -> Finding:
         """The rule at the top of this file."""
-        among = self._among(trial, worker)
-        alone = trial.suspect and among == 1
         if trial.proven or worker in trial.beside:
             finding = Finding.INNOCENT
-        elif self.register.suspect(trial.fingerprint, alone=alone, among=1 if trial.suspect else among):
-            finding = Finding.CONVICTED
         else:
-            finding = Finding.SUSPECT
+            among = self._among(trial, worker)
+            alone, among = trial.suspect and among == 1, 1 if trial.suspect else among
+            guilty = self.register.suspect(trial.fingerprint, alone=alone, among=among)
+            finding = Finding.CONVICTED if guilty else Finding.SUSPECT
         self._event(finding.value)
         if finding is Finding.CONVICTED:
             log.error("request convicted of killing workers", worker=worker, fingerprint=trial.fingerprint.hex())
@@ -242,7 +241,7 @@ class Probation:
             tokenless, group = self._tokenless.get(worker, {trial}), self._on_worker.get(worker)
             suspects = group.trials if group is not None else tokenless
             for one in {trial, *tokenless}:
-                one.among[worker] = len(suspects)
+                one.among.setdefault(worker, len(suspects))
         return trial.among[worker]
 
     def end(self, trial: Trial) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from unittest.mock import patch
 
 import pytest
@@ -10,71 +9,11 @@ import trio
 import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_engines import choose, claim, convicted, make_fleet, picked, ready
+from poison_kit import URLS, World
+from scripted_engines import choose, convicted, make_fleet, picked, ready
 
 from dyn_relay.fleet.poison import SINGLY, Finding, PoisonRegister, Probation, SuspectedPoison
-from dyn_relay.fleet.registry import Fleet
 from dyn_relay.fleet.worker import Worker
-
-URLS = tuple(f"http://w{n}:1" for n in (1, 2, 3, 4))
-
-
-class World:
-    """Four workers; requests that are poison kill the one they are tried on once everybody there is in place."""
-
-    def __init__(self, poison: set[bytes] = frozenset(), **options: object) -> None:  # type: ignore[assignment]
-        self.fleet: Fleet = make_fleet(urls=URLS, **options)
-        self.poison = poison
-        self.died: dict[str, trio.Event] = {worker.id: trio.Event() for worker in ready(self.fleet)}
-        self.outcomes: dict[str, str] = {}
-        self.busiest = 0
-        self.on_trial: dict[str, int] = {}
-
-    @property
-    def dead(self) -> list[str]:
-        return [worker for worker, event in self.died.items() if event.is_set()]
-
-    async def request(self, name: str, fingerprint: bytes, first: Worker | None = None) -> None:
-        """One logical request, as the relay runs it, to its first token."""
-        excluded: set[str] = set()
-        worker: Worker | None = first
-        while True:
-            try:
-                worker = worker or await choose(self.fleet, fingerprint, excluded)
-            except SuspectedPoison:
-                self.outcomes[name] = "refused"
-                return
-            if worker is None:
-                self.outcomes[name] = "no worker"
-                return
-            finding = await self.attempt(worker, fingerprint)
-            if finding is None or finding is Finding.CONVICTED:
-                self.outcomes[name] = "token" if finding is None else "convicted"
-                return
-            excluded.add(worker.id)
-            worker = None
-
-    async def attempt(self, worker: Worker, fingerprint: bytes) -> Finding | None:
-        died = self.died[worker.id]
-        with claim(self.fleet, worker), self.fleet.trial(worker, fingerprint=fingerprint) as trial:
-            if trial.suspect:
-                self.on_trial[worker.id] = self.on_trial.get(worker.id, 0) + 1
-                self.busiest = max(self.busiest, self.on_trial[worker.id])
-            try:
-                for _ in range(5):  # everybody takes a place before anything happens
-                    await trio.lowlevel.checkpoint()
-                if fingerprint in self.poison:
-                    self.fleet.report(worker, False, "end of stream", "cut")
-                    died.set()
-                for _ in range(5):
-                    await trio.lowlevel.checkpoint()
-                if died.is_set():
-                    return trial.died()
-                trial.token()
-                return None
-            finally:
-                if trial.suspect:
-                    self.on_trial[worker.id] -= 1
 
 
 async def test_poison_and_ten_bystanders_cost_two_workers() -> None:
@@ -89,112 +28,6 @@ async def test_poison_and_ten_bystanders_cost_two_workers() -> None:
     assert set(world.outcomes.values()) == {"token"}
     assert len(world.outcomes) == 10
     assert world.busiest == 1
-
-
-@pytest.mark.parametrize(("others", "together"), [(SINGLY - 1, 1), (2 * SINGLY - 2, 1), (10 * SINGLY, 10)])
-@pytest.mark.parametrize("poison", [False, True])
-async def test_very_many_suspects_of_one_death_are_tried_a_few_at_a_time(
-    others: int, together: int, poison: bool
-) -> None:
-    """If it was poison after all, it costs one worker more, and still nobody else."""
-    world = World({b"P"} if poison else set())
-    w1 = world.fleet.workers[0]
-    if not poison:
-        world.died[w1.id].set()
-    async with trio.open_nursery() as nursery:
-        for n in range(others):
-            nursery.start_soon(world.request, f"b{n}", b"%d" % n, w1)
-        nursery.start_soon(world.request, "p", b"P", w1)
-    assert world.busiest == together
-    assert len(world.dead) == (1 if not poison else 2 if together == 1 else 3)
-    assert world.outcomes.pop("p") == ("convicted" if poison else "token")
-    assert set(world.outcomes.values()) == {"token"}
-    assert len(world.outcomes) == others
-
-
-def suspected(fleet: Fleet, worker: Worker, names: list[bytes]) -> None:
-    """The worker has died under all of them."""
-    with ExitStack() as stack:
-        trials = [stack.enter_context(fleet.trial(worker, fingerprint=name)) for name in names]
-        assert {trial.died() for trial in trials} == {Finding.SUSPECT}
-
-
-MANY = [b"%d" % n for n in range(3 * SINGLY)]
-
-
-async def test_who_is_left_of_several_on_probation_is_alone() -> None:
-    fleet = make_fleet(urls=URLS)
-    w1, w2, *_ = ready(fleet)
-    suspected(fleet, w1, MANY)
-    with (
-        fleet.trial(w2, fingerprint=MANY[0]) as first,
-        fleet.trial(w2, fingerprint=MANY[1]) as second,
-        fleet.trial(w2, fingerprint=b"B") as bystander,
-    ):
-        first.token()
-        assert bystander.died() is Finding.INNOCENT
-        assert second.died() is Finding.CONVICTED
-
-
-async def test_when_all_of_several_on_probation_have_passed_they_excuse_nobody() -> None:
-    fleet = make_fleet(urls=URLS)
-    w1, w2, *_ = ready(fleet)
-    suspected(fleet, w1, MANY)
-    with (
-        fleet.trial(w2, fingerprint=b"B") as bystander,
-        fleet.trial(w2, fingerprint=MANY[0]) as first,
-        fleet.trial(w2, fingerprint=MANY[1]) as second,
-    ):
-        first.token()
-        second.token()
-        assert bystander.died() is Finding.SUSPECT
-
-
-async def test_those_on_whose_probation_a_worker_died_are_tried_alone() -> None:
-    fleet = make_fleet(urls=URLS)
-    w1, w2, w3, w4 = ready(fleet)
-    suspected(fleet, w1, MANY)
-    with fleet.trial(w2, fingerprint=MANY[0]) as first, fleet.trial(w2, fingerprint=MANY[1]) as second:
-        assert [first.died(), second.died()] == [Finding.SUSPECT, Finding.SUSPECT]
-    dead = {w1.id, w2.id}
-    with fleet.trial(w3, fingerprint=MANY[0]):
-        with trio.move_on_after(0) as late:
-            await choose(fleet, MANY[1], dead)
-        assert late.cancelled_caught  # of two workers one tries suspects, and this one does it alone
-        with trio.move_on_after(0) as late:
-            await choose(fleet, MANY[2], dead)
-        assert late.cancelled_caught
-    with fleet.trial(w3, fingerprint=MANY[2]):
-        with trio.move_on_after(0) as late:
-            await choose(fleet, MANY[1], dead)
-        assert late.cancelled_caught  # it is to be alone
-        assert await choose(fleet, MANY[3], dead) is w3
-    assert w4.in_flight == 0
-
-
-async def test_who_is_on_probation_together_is_bounded_by_the_smallest_of_their_deaths() -> None:
-    fleet = make_fleet(urls=URLS)
-    w1, w2, w3, w4 = ready(fleet)
-    dead = {w1.id, w2.id, w4.id}
-    with patch("dyn_relay.fleet.poison.SINGLY", 1):
-        suspected(fleet, w1, [b"A1", b"A2", b"A3", b"A4"])
-        suspected(fleet, w2, [b"B1", b"B2"])
-        with fleet.trial(w3, fingerprint=b"A1"):
-            assert await choose(fleet, b"A2", dead) is w3
-            with fleet.trial(w3, fingerprint=b"B1"), trio.move_on_after(0) as late:
-                await choose(fleet, b"A2", dead)
-            assert late.cancelled_caught
-
-
-async def test_of_few_whose_probation_killed_a_worker_nobody_is_tried_together_again() -> None:
-    fleet = make_fleet(urls=URLS)
-    w1, w2, w3, w4 = ready(fleet)
-    with patch("dyn_relay.fleet.poison.SINGLY", 1):
-        suspected(fleet, w1, [b"A1", b"A2", b"A3"])
-        suspected(fleet, w2, [b"A1", b"A2"])
-        with fleet.trial(w3, fingerprint=b"A1"), trio.move_on_after(0) as late:
-            await choose(fleet, b"A2", {w1.id, w2.id, w4.id})
-        assert late.cancelled_caught
 
 
 async def test_a_convicted_request_costs_nothing_more() -> None:
